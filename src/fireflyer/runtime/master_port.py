@@ -1,9 +1,8 @@
-"""A port for MASTER_PORT, which rank 0 will listen on a little later.
+"""A port on which another process will listen a little later: MASTER_PORT for rank 0, or that of a new agent.
 
-Between finding a port free and its use it can be taken. Where the job has a range of ports, the port is reserved
-meanwhile (`port_search`), which other jobs respect and strangers do not. Elsewhere ports of the range from which the
-kernel serves outgoing connections and `bind(0)` are avoided, which leaves programs that ask for this very number.
-Should one do so, rank 0 fails, the launcher finds the port held by a stranger, and the restart with another port is not
+Between finding a port free and its use it can be taken. It is reserved meanwhile (`port_search`), which other jobs
+respect and strangers do not. Without a range of ports those from which the kernel serves outgoing connections and
+`bind(0)` are avoided, which leaves programs that ask for this very number. Should one take MASTER_PORT, rank 0 fails, the launcher finds the port held by a stranger, and the restart with another port is not
 counted (see `gang`).
 """
 
@@ -20,7 +19,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.runtime.disk import translate_os_error
 from fireflyer.runtime.port_search import no_port_left, reserve_port, reserved_ports
 
-__all__ = ["check_port", "choose_port", "count_free_ports", "port_is_free", "reserve_free_port", "wait_for_port"]
+__all__ = ["check_port", "count_free_ports", "port_is_free", "reserve_any_port", "reserve_free_port", "wait_for_port"]
 
 _LOWEST = 20000
 _HIGHEST = 65535
@@ -70,34 +69,43 @@ def check_port(port: int, *, here: bool = True) -> None:
         )
 
 
-def choose_port(rng: random.Random) -> int:
-    """A port that is free now and that the kernel does not give away by itself. Raises `NotFound`."""
+def reserve_any_port(rng: random.Random, advice: str) -> tuple[int, socket.socket]:
+    """A port that is free now and that the kernel does not give away by itself, and its reservation, to be closed when
+    it is not needed any more. Raises `NotFound` with `advice` where none of those tried is free."""
     first, last = _kernel_range()
     ports = [port for port in range(_LOWEST, _HIGHEST + 1) if not first <= port <= last]
     if len(ports) < _PROBES:
         ports = list(range(_LOWEST, _HIGHEST + 1))
     for port in rng.sample(ports, _PROBES):
-        if port_is_free(port):
-            return port
-    raise NotFound(f"no free port among {_PROBES} probed for MASTER_PORT; choose one with --master-port")
+        reservation = _reserve_if_free(port)
+        if reservation is not None:
+            return port, reservation
+    raise NotFound(f"no port is free among {_PROBES} that were tried; {advice}")
 
 
 def reserve_free_port(ports: PortRange) -> tuple[int, socket.socket]:
     """The highest port of the range that is free, and its reservation, to be closed when it is not needed any more:
     other listeners take the lowest ones. Raises `UsageError` where none is free, and as `port_is_free` does."""
     for port in reversed(ports.ports):
-        reservation = reserve_port(port)
-        if reservation is None:
-            continue
-        try:
-            free = port_is_free(port)
-        except BaseException:
-            reservation.close()
-            raise
-        if free:
+        reservation = _reserve_if_free(port)
+        if reservation is not None:
             return port, reservation
-        reservation.close()
     raise no_port_left(ports)
+
+
+def _reserve_if_free(port: int) -> socket.socket | None:
+    reservation = reserve_port(port)
+    if reservation is None:
+        return None
+    try:
+        free = port_is_free(port)
+    except BaseException:
+        reservation.close()
+        raise
+    if free:
+        return reservation
+    reservation.close()
+    return None
 
 
 async def wait_for_port(port: int) -> bool:

@@ -201,10 +201,10 @@ async def test_a_port_that_cannot_be_looked_for_ends_the_node_and_not_the_wait(
 ) -> None:
     """Without an answer the launcher would wait for ever."""
 
-    def broken(_: object) -> int:
+    def broken(*_: object) -> int:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(module, "choose_port", broken)
+    monkeypatch.setattr(module, "reserve_any_port", broken)
     launcher = Launcher(commands=(FindPort(0, 0),))
     with lease(100 * MS) as granted:
         async with asyncio.timeout(20):

@@ -10,7 +10,7 @@ from tests.support.loops import on_loop
 
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.runtime import master_port
-from fireflyer.runtime.master_port import check_port, choose_port, port_is_free, wait_for_port
+from fireflyer.runtime.master_port import check_port, port_is_free, reserve_any_port, wait_for_port
 
 
 @pytest.mark.parametrize(
@@ -42,20 +42,27 @@ def test_a_port_that_served_before_is_free_at_once() -> None:
 
 def test_chosen_ports_are_free_and_outside_of_the_kernels_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_port, "_kernel_range", lambda: (32768, 60999))
-    ports = {choose_port(random.Random(seed)) for seed in range(50)}
+    ports = {any_port(seed) for seed in range(50)}
     assert len(ports) > 45
     assert all(20000 <= port < 32768 or 60999 < port <= 65535 for port in ports)
 
 
 def test_the_whole_range_is_used_where_the_kernel_takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_port, "_kernel_range", lambda: (1024, 65535))
-    assert choose_port(random.Random(1)) >= 20000
+    assert any_port(1) >= 20000
+
+
+def test_two_do_not_get_the_same_port() -> None:
+    first, reservation = reserve_any_port(random.Random(1), "wait")
+    with reservation:
+        assert any_port(1) != first
+    assert any_port(1) == first
 
 
 def test_no_free_port_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_port, "port_is_free", lambda port: False)
-    with pytest.raises(NotFound, match="--master-port"):
-        choose_port(random.Random(1))
+    with pytest.raises(NotFound, match="no port is free among 200 that were tried; choose another"):
+        reserve_any_port(random.Random(1), "choose another")
 
 
 @on_loop
@@ -66,6 +73,12 @@ async def test_a_port_in_use_is_waited_for_a_while(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(master_port, "_RELEASE_NS", 0)
     monkeypatch.setattr(master_port, "port_is_free", lambda port: False)
     assert not await wait_for_port(4711)
+
+
+def any_port(seed: int) -> int:
+    port, reservation = reserve_any_port(random.Random(seed), "wait")
+    reservation.close()
+    return port
 
 
 @pytest.mark.parametrize("port", [-1, 65536])

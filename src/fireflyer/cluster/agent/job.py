@@ -15,9 +15,9 @@ import asyncio
 import logging
 import os
 import pwd
+import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +34,7 @@ from fireflyer.cluster.agent.records import AgentDirectory
 from fireflyer.cluster.agent.service import serve_agent
 from fireflyer.cluster.core.slurm.request import JobOrders
 from fireflyer.runtime import run
+from fireflyer.runtime.master_port import reserve_any_port
 from fireflyer.runtime.processes.guard_command import GuardCommand
 
 __all__ = ["main"]
@@ -76,15 +77,17 @@ def _job(orders: JobOrders) -> int:
     os.environ.setdefault("HOME", pwd.getpwuid(os.getuid()).pw_dir)
     directory = tempfile.mkdtemp(prefix=f"ff-{orders.job}-", dir=os.environ.get("TMPDIR") or None)
     try:
-        run(_join(AgentDirectory(directory), orders, node))
-        return _guarded(directory)
+        port, reservation = reserve_any_port(random.SystemRandom(), "end programs on this node that listen")
+        with reservation:
+            run(_join(AgentDirectory(directory), orders, node, port))
+            return _guarded(directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _join(directory: AgentDirectory, orders: JobOrders, node: str) -> None:
+async def _join(directory: AgentDirectory, orders: JobOrders, node: str, port: int) -> None:
     """Raises `FireflyerError` where the token does not serve, or no manager answers for some minutes."""
-    port, until_s = _free_port(), time.monotonic() + _JOIN_S
+    until_s = time.monotonic() + _JOIN_S
     while True:
         for manager in orders.managers:
             try:
@@ -96,12 +99,6 @@ async def _join(directory: AgentDirectory, orders: JobOrders, node: str) -> None
             else:
                 return
         await asyncio.sleep(_PAUSE_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
 
 
 def _guarded(directory: str) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,6 +33,7 @@ from fireflyer.cluster.local.leaving import open_nodes
 from fireflyer.cluster.local.up_file import UpFile
 from fireflyer.cluster.manager.administrators import new_administrator
 from fireflyer.runtime.address import parse_listen
+from fireflyer.runtime.master_port import reserve_any_port
 from fireflyer.runtime.processes.run_lock import RunLock
 from fireflyer.runtime.processes.services import LocalProcess
 
@@ -95,6 +97,8 @@ class _Runner:
         self._say = say
         self._manager: LocalProcess | None = None
         self._agents: dict[str, LocalProcess] = {}
+        self._reservations: list[socket.socket] = []
+        """Of ports of agents: no other process of this machine chooses one of them while this runs."""
 
     async def start_manager(self) -> None:
         new = not self._layout.has_connection
@@ -163,11 +167,13 @@ class _Runner:
             with self._client() as client:
                 return client.join_token(name, lifetime_s=TOKEN_S)
 
+        port, reservation = reserve_any_port(random.SystemRandom(), "end programs on this machine that listen")
+        self._reservations.append(reservation)
         await join(
             directory,
             await asyncio.to_thread(token),
             issuer=self.platform.listen_agents,
-            port=_free_port(),
+            port=port,
             address=HERE,
         )
 
@@ -239,15 +245,11 @@ class _Runner:
         if self._manager is not None:
             with contextlib.suppress(FireflyerError):
                 await self._manager.stop()
+        for reservation in self._reservations:
+            reservation.close()
 
 
 def _address(wanted: str, there: str) -> str:
     """Where to listen: any free port is the one that was found at an earlier start."""
     (host, port), (host_there, _) = parse_listen(wanted), parse_listen(there)
     return there if port == 0 and host == host_there else wanted
-
-
-def _free_port() -> int:
-    """Nobody else is likely to take it before the agent does."""
-    with socket.create_server((HERE, 0)) as listener:
-        return int(listener.getsockname()[1])

@@ -69,7 +69,7 @@ from fireflyer.cluster.supervisor.rank import RankProcess
 from fireflyer.cluster.supervisor.run_files import RunFileCopies
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.log_writer import LogLimit, LogWriter, RankLogs
-from fireflyer.runtime.master_port import choose_port, port_is_free, reserve_free_port, wait_for_port
+from fireflyer.runtime.master_port import port_is_free, reserve_any_port, reserve_free_port, wait_for_port
 from fireflyer.runtime.node_counters import read_counters
 from fireflyer.runtime.port_search import reserve_port
 from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_orphans
@@ -287,7 +287,8 @@ class Supervisor:
         try:
             if command.port == 0:
                 if command.ports is None:
-                    self._port = choose_port(random.SystemRandom())
+                    advice = "choose one with --master-port"
+                    self._port, self._reservation = reserve_any_port(random.SystemRandom(), advice)
                 else:
                     self._port, self._reservation = reserve_free_port(command.ports)
                 found = PortFound(command.attempt, self._port)
