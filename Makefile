@@ -82,10 +82,10 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 # machine with nothing else to do.
 WAITING := $(BIN)/pytest -q --processor-time --durations 40 --durations-min 8 -n $$(($(WORKERS) + 4)) --dist worksteal
 
-# TURNS=3: a third of the slow test files, another with each commit, and those that changed lately; one of the sanitizers.
+# TURNS=4: a quarter of the slow test files, another with each commit, and those that changed lately; one of the sanitizers.
 TURNS ?= 1
 
-test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills (TURNS=3: the third that this commit runs)
+test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills (TURNS=4: the quarter that this commit runs)
 	@scripts/system-packages $(SLOW_PACKAGES)
 	@mkdir -p build
 	make WORKERS=1 TURNS=$(TURNS) native-build tidy >build/beside.log 2>&1 & beside=$$!; \

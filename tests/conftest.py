@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = (
         "of the slow tests that are no campaigns, run the files whose turn it is with this commit, one of N parts, and "
     )
-    text += "those that a commit of the twelve hours before it changed"
+    text += "those that a commit of the four hours before it changed"
     parser.addoption("--turns", type=int, metavar="N", help=text)
     text = "show which tests and files took most processor time"
     parser.addoption("--processor-time", action="store_true", help=text)
@@ -152,7 +152,7 @@ def _campaigns_of_other_commits(items: list[pytest.Item], most_s: float) -> set[
 
 
 def _slow_tests_of_other_commits(items: list[pytest.Item], turns: int) -> set[pytest.Item]:
-    number, changed = commit_count(), changed_lately(hours=12)
+    number, changed = commit_count(), changed_lately(hours=4)
     paths = {path: path.relative_to(TESTS.parent).as_posix() for path in {item.path for item in items}}
     others = {path for path, name in paths.items() if name not in changed and not in_turn(name, number, turns)}
     return {
