@@ -2,8 +2,8 @@
 
 Between finding a port free and its use it can be taken. It is reserved meanwhile (`port_search`), which other jobs
 respect and strangers do not. Without a range of ports those from which the kernel serves outgoing connections and
-`bind(0)` are avoided, which leaves programs that ask for this very number. Should one take MASTER_PORT, rank 0 fails, the launcher finds the port held by a stranger, and the restart with another port is not
-counted (see `gang`).
+`bind(0)` are avoided, which leaves programs that ask for this very number. Should one take MASTER_PORT, rank 0 fails,
+the launcher finds the port held by a stranger, and the restart with another port is not counted (see `gang`).
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,8 @@ from tests.support.trainer.recipes import raw_recipe
 
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.data import RecordSetWriter
-from fireflyer.recipes.trainer.core.figures import EvaluationLine, MetricsLine, StepLine
+from fireflyer.recipes.deepseek.config import PRESETS
+from fireflyer.recipes.trainer.core.figures import EvaluationLine, ExchangeLine, MetricsLine, StepLine
 from fireflyer.recipes.trainer.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -25,12 +28,17 @@ FP32: Final = {"parameters": "fp32", "compute": "fp32"}
 STEPS, POISONED, SAVED, DIES = 20, 4, 10, 13
 GPT: Final = {"kind": "gpt", "vocabulary": 256, "layers": 2, "heads": 2, "width": 16}
 DEEPSEEK: Final = {"kind": "deepseek", "preset": "tiny", "vocabulary": 256}
+DEEPER: Final = {"kind": "deepseek", "config": "deeper.json"}
+"""The same with four layers, for four stages."""
+PIPELINED_EXPERTS: Final = {"pipeline": 2, "replicate": 2, "expert": 2, "micro_batch": 1}
 ONE: Final = {"micro_batch": 2}
 PLANS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "pp2xdp2": (GPT, {"pipeline": 2, "replicate": 2, "schedule": "zb-h1"}),
     "fsdp2xtp2": (GPT, {"shard": 2, "tensor": 2, "zero": 3}),
     "ep2xdp2": (DEEPSEEK, {"replicate": 4, "expert": 2}),
-    "pp2xep2": (DEEPSEEK, {"pipeline": 2, "replicate": 2, "expert": 2, "schedule": "1f1b"}),
+    "pp2xep2": (DEEPSEEK, {**PIPELINED_EXPERTS, "schedule": "1f1b"}),
+    "pp2xep2, overlapped": (DEEPER, {**PIPELINED_EXPERTS, "schedule": "dualpipev"}),
+    "pp2xep2, both ways": (DEEPSEEK, {**PIPELINED_EXPERTS, "schedule": "dualpipe"}),
 }
 
 
@@ -44,6 +52,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer = RecordSetWriter(str(directory / name))
         writer.add(part.tobytes())
         writer.commit()
+    tiny = PRESETS["tiny"]
+    shape = msgspec.structs.replace(tiny.shape, layers=4, vocabulary=DEEPSEEK["vocabulary"])
+    deeper = msgspec.structs.replace(tiny, shape=shape)
+    (directory / str(DEEPER["config"])).write_text(json.dumps(deeper.to_hugging_face()))
     return directory
 
 
@@ -95,7 +107,7 @@ def test_a_plan_trains_as_one_process_and_goes_on_bitwise_after_a_kill(base: Pat
     model, plan = PLANS[name]
     # The gradient of a rank of the first stage is not finite; FSDP takes gradients where no hook of a test sees them.
     poisoned = None if plan.get("zero") else POISONED
-    alone = f"alone {model['kind']} {poisoned}"
+    alone = f"alone {model.get('config', model['kind'])} {poisoned}"
     if not (base / alone).exists():
         completed(run(base, alone, 1, model, {}, poisoned=poisoned and [0, poisoned]))
     *survivors, last = run(base, name, 4, model, plan, dies=[3, DIES], poisoned=poisoned and [1, poisoned])
@@ -111,6 +123,9 @@ def test_a_plan_trains_as_one_process_and_goes_on_bitwise_after_a_kill(base: Pat
     for step, [figures] in expected.items():
         assert len(set(found[step])) == 1, step
         assert found[step][0] == pytest.approx(figures, rel=1e-10), step
+    exchanges = [one for one in taken if isinstance(one, ExchangeLine)]
+    assert bool(exchanges) == ("dualpipe" in str(plan.get("schedule")))
+    assert all(0 < one.hidden_s <= one.exchange_s for one in exchanges)
     held_out = [[one.loss for one in lines if isinstance(one, EvaluationLine)] for lines in (taken, wanted)]
     assert held_out[0] == pytest.approx(held_out[1], rel=1e-10)
 

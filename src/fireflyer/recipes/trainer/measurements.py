@@ -1,4 +1,5 @@
-"""What some steps are measured for beside their loss: what FP8 has lost, and a pipeline beside its simulation."""
+"""What some steps are measured for beside their loss: what FP8 has lost, a pipeline beside its simulation, and the part
+of the exchanges between experts that was hidden."""
 
 from __future__ import annotations
 
@@ -8,12 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fireflyer.base.units import SECOND
 from fireflyer.codesign.schedule import Schedule
-from fireflyer.recipes.trainer.core.figures import PipelineLine, QuantizationLine, QuantizedOperand
+from fireflyer.recipes.trainer.core.figures import ExchangeLine, PipelineLine, QuantizationLine, QuantizedOperand
+from fireflyer.training.experts.transfers import COMBINE, DISPATCH
 from fireflyer.training.fp8 import OPERANDS, report, reset_counts
-from fireflyer.training.pipeline import Span, StepRecord, compare
+from fireflyer.training.pipeline import Span, StepRecord, compare, measured_overlap
 
-__all__ = ["compare_pipeline", "count_quantization"]
+__all__ = ["compare_pipeline", "count_quantization", "measure_exchanges"]
 
 
 def count_quantization(module: nn.Module, step: int) -> QuantizationLine:
@@ -48,6 +51,15 @@ def compare_pipeline(schedule: Schedule, record: StepRecord, group: dist.Process
         measured_bubble_s=found.measured_bubble_s,
         predicted_bubble_s=found.predicted_bubble_s,
     )
+
+
+def measure_exchanges(record: StepRecord, step: int) -> ExchangeLine:
+    """Of the last step of a pipeline that records phases. Collective over all ranks."""
+    (own,) = measured_overlap([record], {DISPATCH, COMBINE})
+    sums = torch.tensor([own.communication_ns, own.hidden_ns], dtype=torch.float64)
+    dist.all_reduce(sums)
+    exchange_s, hidden_s = (sums / (SECOND * dist.get_world_size())).tolist()
+    return ExchangeLine(step=step, exchange_s=exchange_s, hidden_s=hidden_s)
 
 
 def _records_of_all(schedule: Schedule, record: StepRecord, group: dist.ProcessGroup) -> Sequence[StepRecord]:

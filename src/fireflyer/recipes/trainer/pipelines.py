@@ -10,11 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fireflyer.codesign.model import ModelShape
+from fireflyer.codesign.parallel.pipeline import OVERLAPPING
 from fireflyer.codesign.schedule import Action, Kind, Placement, Schedule, build_schedule
 from fireflyer.recipes.trainer.arrangements import ArrangementBase, adamw
 from fireflyer.recipes.trainer.core.recipe import OptimizerSettings
 from fireflyer.recipes.trainer.models import BuiltModel
-from fireflyer.recipes.trainer.stages import CutModel, cut
+from fireflyer.recipes.trainer.phased import PhasedStage
+from fireflyer.recipes.trainer.stages import CutModel, Stage, cut
 from fireflyer.recipes.trainer.stored import StoredModel
 from fireflyer.training.experts import SplitExperts, shard_experts
 from fireflyer.training.gradient_norm import clip_over_ranks, counted_here
@@ -39,7 +41,9 @@ class Pipelined(ArrangementBase):
         super().__init__(built, mesh)
         plan, rank, device = mesh.plan, mesh.coordinates.pipeline, next(built.module.parameters()).device
         schedule = build_schedule(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks)
-        part = cut(built.module, shape, plan, schedule.placement, rank, self._products)
+        phased = plan.expert > 1 and plan.schedule in OVERLAPPING
+        kind = PhasedStage if phased else Stage
+        part = cut(built.module, shape, plan, schedule.placement, rank, self._products, kind)
         self.layers = nn.ModuleList(part.stages.values())
         self._balance.keep(self.layers.modules())
         self._split: SplitExperts | None = None
@@ -50,7 +54,8 @@ class Pipelined(ArrangementBase):
         if plan.recompute == "full":
             for stage in part.stages.values():
                 recompute(stage, "full", blocks=())
-        self._pipeline, self._evaluation = _pipelines(part, schedule, mesh, None if device.type == "cpu" else device)
+        on = None if device.type == "cpu" else device
+        self._pipeline, self._evaluation = _pipelines(part, schedule, mesh, on, record_phases=phased)
         self._tied = part.tied
         self.module = self._stored = StoredModel((stage.named_parts for stage in part.stages.values()), experts, mesh)
         self.optimizer = adamw(self._stored, settings)
@@ -108,14 +113,21 @@ class Pipelined(ArrangementBase):
 
 
 def _pipelines(
-    part: CutModel, schedule: Schedule, mesh: PlanMesh, device: torch.device | None
+    part: CutModel, schedule: Schedule, mesh: PlanMesh, device: torch.device | None, *, record_phases: bool
 ) -> tuple[Pipeline, Pipeline]:
     """That of training, and that of evaluation, on one communicator: the two never run at the same time."""
     comm, data = communicator_beside(mesh.group("pipeline")), mesh.group("data")
     # Gradients of experts are not averaged over all data-parallel ranks: then all wait for the end of the step.
     replicas = communicator_beside(data) if data.size() > 1 and mesh.plan.expert == 1 else None
     training = Pipeline(
-        schedule, part.stages, comm, loss=part.loss, shared=part.shared, replicas=replicas, device=device
+        schedule,
+        part.stages,
+        comm,
+        loss=part.loss,
+        shared=part.shared,
+        replicas=replicas,
+        device=device,
+        record_phases=record_phases,
     )
     forward = one_forward(schedule.placement)
     stages = {key: part.stages[key] for key in forward.placement.stages_of(comm.rank)}

@@ -41,7 +41,7 @@ from fireflyer.recipes.trainer.core.figures import (
 )
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.evaluation import evaluate
-from fireflyer.recipes.trainer.measurements import compare_pipeline, count_quantization
+from fireflyer.recipes.trainer.measurements import compare_pipeline, count_quantization, measure_exchanges
 from fireflyer.recipes.trainer.metrics_file import MetricsFile
 from fireflyer.recipes.trainer.models import BuiltModel, build_model
 from fireflyer.recipes.trainer.pipelines import Pipelined
@@ -383,9 +383,11 @@ def _write_measurements(run: _Run, step: int) -> None:
     if run.recipe.plan.precision.compute == "fp8":
         run.write(count_quantization(run.arrangement.layers, step))
     arrangement = run.arrangement
-    if not isinstance(arrangement, Pipelined) or run.env.local_world_size < run.env.world_size:
-        return  # clocks of several machines are not compared
-    if arrangement.record is not None:
+    if not isinstance(arrangement, Pipelined) or arrangement.record is None:
+        return
+    if arrangement.record.phases:
+        run.write(measure_exchanges(arrangement.record, step))
+    if run.env.local_world_size == run.env.world_size:  # clocks of several machines are not compared
         run.write(compare_pipeline(arrangement.schedule, arrangement.record, run.mesh.group("pipeline"), step))
 
 

@@ -48,15 +48,16 @@ class Stage(nn.Module):
         super().__init__()
         self.parts = nn.ModuleDict({_key(name): part for name, part in parts.items()})
         self.named_parts = dict(parts)
-        self._run = (embedding, tuple(layers))
-        self._rotation, self._products = rotation, products
+        self.run = (embedding, tuple(layers))
+        """Embedding of the first stage, and layers, as they are called."""
+        self.rotation, self.products = rotation, products
 
     def forward(self, given: Tensor) -> Tensor:
         """Hidden states `[B, T, h]` behind the last layer of the stage."""
-        embedding, layers = self._run
-        with self._products():
+        embedding, layers = self.run
+        with self.products():
             hidden = given if embedding is None else embedding(given)
-            rotation = self._rotation(hidden) if layers else None
+            rotation = self.rotation(hidden) if layers else None
             for layer in layers:
                 hidden = layer(hidden, rotation)
             return hidden
@@ -101,14 +102,20 @@ class CutModel:
 
 
 def cut(
-    model: nn.Module, shape: ModelShape, plan: ParallelPlan, placement: Placement, rank: int, products: Products
+    model: nn.Module,
+    shape: ModelShape,
+    plan: ParallelPlan,
+    placement: Placement,
+    rank: int,
+    products: Products,
+    kind: type[Stage] = Stage,
 ) -> CutModel:
     """Takes the stages of `rank` out of the whole `model`, which is then of no more use. `products`: the precision of
-    matrix products. Raises `UsageError` for a model that is not cut."""
+    matrix products. `kind`: of the stages. Raises `UsageError` for a model that is not cut."""
     if isinstance(model, GPTModel):
-        return _cut(_gpt(model, products), shape, plan, placement, rank, products)
+        return _cut(_gpt(model, products), shape, plan, placement, rank, products, kind)
     if isinstance(model, DeepseekModel):
-        return _cut(_deepseek(model, products), shape, plan, placement, rank, products)
+        return _cut(_deepseek(model, products), shape, plan, placement, rank, products, kind)
     raise UsageError(f"{type(model).__name__} is not cut into the stages of a pipeline; use pipeline = 1")
 
 
@@ -126,7 +133,13 @@ class _Parts:
 
 
 def _cut(
-    parts: _Parts, shape: ModelShape, plan: ParallelPlan, placement: Placement, rank: int, products: Products
+    parts: _Parts,
+    shape: ModelShape,
+    plan: ParallelPlan,
+    placement: Placement,
+    rank: int,
+    products: Products,
+    kind: type[Stage],
 ) -> CutModel:
     pieces = balance_model(shape, plan.pieces, plan.sequence_tokens)
     last = len(pieces) - 1
@@ -136,7 +149,7 @@ def _cut(
         layers = parts.layers[piece.first : piece.first + piece.layers]
         held = [*([parts.embedding] if number == 0 else []), *layers, *(parts.tail if number == last else [])]
         embedding = parts.embedding[1] if number == 0 else None
-        stages[direction, number] = Stage(dict(held), embedding, [one for _, one in layers], parts.rotation, products)
+        stages[direction, number] = kind(dict(held), embedding, [one for _, one in layers], parts.rotation, products)
     twice = parts.embedding[0] in dict(parts.tail)
     places = [(stage, f"parts.{_key(parts.embedding[0])}.weight") for stage in (0, last)]
     # The losses refer to all that is left of the model.

@@ -17,6 +17,7 @@ call. On the CPU: other tensors are refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -52,12 +53,12 @@ class InFlightTokens:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        exchange: ExpertDispatch,
         flight: InFlightDispatch[Dispatched],
         tokens: torch.Tensor,
         weights: torch.Tensor,
     ) -> None:
-        self._dispatcher = dispatcher
+        self._exchange = exchange
         self._flight = flight
         self._inputs = (tokens, weights)
 
@@ -70,7 +71,7 @@ class InFlightTokens:
         dispatched = self._flight.wait()
         rows, weights = cast(
             "tuple[torch.Tensor, torch.Tensor]",
-            _Dispatch.apply(*self._inputs, dispatched, self._dispatcher),  # type: ignore[no-untyped-call]
+            _Dispatch.apply(*self._inputs, dispatched, self._exchange),  # type: ignore[no-untyped-call]
         )
         return ArrivedTokens(rows, weights, dispatched.counts.tolist(), dispatched.routed)
 
@@ -80,12 +81,12 @@ class InFlightCombine:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        exchange: ExpertDispatch,
         flight: InFlightDispatch[tuple[npt.NDArray[Any], npt.NDArray[Any] | None]],
         outputs: torch.Tensor,
         routed: Routed,
     ) -> None:
-        self._dispatcher = dispatcher
+        self._exchange = exchange
         self._flight = flight
         self._outputs = outputs
         self._routed = routed
@@ -97,7 +98,7 @@ class InFlightCombine:
     def wait(self) -> torch.Tensor:
         """(tokens, width): sums over the experts of each token. To be called once. Raises what it failed with."""
         summed, _ = self._flight.wait()
-        return cast("torch.Tensor", _Combine.apply(self._outputs, summed, self._routed, self._dispatcher))  # type: ignore[no-untyped-call]
+        return cast("torch.Tensor", _Combine.apply(self._outputs, summed, self._routed, self._exchange))  # type: ignore[no-untyped-call]
 
 
 class ExpertDispatch:
@@ -136,12 +137,32 @@ class ExpertDispatch:
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         values, chosen = _array(tokens, self.dtype), experts.detach().numpy()
         flight = self.dispatcher.start_dispatch(values, chosen, weights.detach().to(wide).numpy())
-        return InFlightTokens(self.dispatcher, flight, tokens, weights)
+        return InFlightTokens(self, flight, tokens, weights)
 
     def start_combine(self, outputs: torch.Tensor, arrived: ArrivedTokens) -> InFlightCombine:
         """Hands `outputs`, in the order of `arrived.rows`, back to where the tokens came from."""
         flight = self.dispatcher.start_combine(arrived.routed, _array(outputs, self.dtype))
-        return InFlightCombine(self.dispatcher, flight, outputs, arrived.routed)
+        return InFlightCombine(self, flight, outputs, arrived.routed)
+
+    def start_dispatch_gradient(
+        self, routed: Routed, rows: torch.Tensor, weights: torch.Tensor
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        """Hands gradients of the rows (entries, width) and weights (entries,) of a dispatch back to where its tokens
+        came from. What it returns waits, once, for those of the tokens (tokens, width) and weights (tokens,
+        per_token)."""
+        flight = self.dispatcher.start_combine(routed, _array(rows, self.dtype), weights.contiguous().numpy())
+
+        def wait() -> tuple[torch.Tensor, torch.Tensor]:
+            summed, alone = flight.wait()
+            return _tensor(summed, self.dtype), torch.from_numpy(alone)
+
+        return wait
+
+    def start_combine_gradient(self, routed: Routed, sums: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Sends the gradient of the sums (tokens, width) of a combine to its experts. What it returns waits, once, for
+        that of the outputs (entries, width)."""
+        flight = self.dispatcher.start_rows(routed, _array(sums, self.dtype))
+        return lambda: _tensor(flight.wait(), self.dtype)
 
     def abort(self, reason: str) -> None:
         """See `Dispatcher.abort`."""
@@ -155,32 +176,28 @@ class ExpertDispatch:
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tokens: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched, dispatcher: Dispatcher
+        ctx: Any, tokens: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched, exchange: ExpertDispatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.routed, ctx.dispatcher, ctx.dtypes = dispatched.routed, dispatcher, (tokens.dtype, weights.dtype)
+        ctx.routed, ctx.exchange, ctx.of_weights = dispatched.routed, exchange, weights.dtype
         return _tensor(dispatched.rows, tokens.dtype), torch.from_numpy(dispatched.weights)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows, weights = gradients
-        dtype, of_weights = ctx.dtypes
-        flight = ctx.dispatcher.start_combine(ctx.routed, _array(rows, dtype), weights.contiguous().numpy())
-        summed, alone = flight.wait()
-        return _tensor(summed, dtype), torch.from_numpy(alone).to(of_weights), None, None
+        of_tokens, of_weights = ctx.exchange.start_dispatch_gradient(ctx.routed, *gradients)()
+        return of_tokens, of_weights.to(ctx.of_weights), None, None
 
 
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, outputs: torch.Tensor, summed: npt.NDArray[Any], routed: Routed, dispatcher: Dispatcher
+        ctx: Any, outputs: torch.Tensor, summed: npt.NDArray[Any], routed: Routed, exchange: ExpertDispatch
     ) -> torch.Tensor:
-        ctx.routed, ctx.dispatcher, ctx.dtype = routed, dispatcher, outputs.dtype
+        ctx.routed, ctx.exchange = routed, exchange
         return _tensor(summed, outputs.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows = ctx.dispatcher.start_rows(ctx.routed, _array(gradients[0], ctx.dtype)).wait()
-        return _tensor(rows, ctx.dtype), None, None, None
+        return ctx.exchange.start_combine_gradient(ctx.routed, gradients[0])(), None, None, None
 
 
 def _array(tensor: torch.Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:

@@ -85,18 +85,24 @@ class RankDispatch:
 
     def dispatch(self, tokens: Tensor, routing: Routing) -> InFlightRows:
         """Begins to send each of `tokens [N, h]` to the ranks of its experts."""
+        return InFlightRows(self.start(tokens, routing.weights, routing.indices), tokens.device)
+
+    def start(self, tokens: Tensor, weights: Tensor, indices: Tensor) -> InFlightTokens:
+        """The same, of a routing's `weights [N, K]` and `indices [N, K]`; what arrives is on the CPU."""
         # Under autocast a layer may compute in another dtype.
         carried = tokens.to(device="cpu", dtype=self.exchange.dtype)
-        flight = self.exchange.start(carried, routing.indices.cpu(), routing.weights.cpu())
-        return InFlightRows(flight, tokens.device)
+        return self.exchange.start(carried, indices.cpu(), weights.cpu())
 
     def combine(self, rows: Tensor, arrived: Arrived) -> InFlightResults:
         """Begins to send the experts' results `rows [M, h]` back; what it returns gives for each token the sum of its
         weighted results `[N, h]`."""
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        weighted = rows.to(wide) * arrived.origin.weights.to(device=rows.device, dtype=wide)[:, None]
-        carried = weighted.to(device="cpu", dtype=self.exchange.dtype)
+        carried = self.weighted(rows, arrived.origin.weights).cpu()
         return InFlightResults(self.exchange.start_combine(carried, arrived.origin), rows.device)
+
+    def weighted(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """`rows [M, h]` times `weights [M]`, on the device of `rows`, in the dtype in which they travel."""
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        return (rows.to(wide) * weights.to(device=rows.device, dtype=wide)[:, None]).to(self.exchange.dtype)
 
 
 class NotSplit:

@@ -113,10 +113,7 @@ def test_limits_of_the_model_are_seen_before_any_rank_starts() -> None:
         ({"replicate": 2, "expert": 2}, None),
         ({"pipeline": 2, "replicate": 2, "expert": 2}, None),
         ({"shard": 2, "zero": 1, "expert": 2}, "expert = 2 with zero = 1: the trainer has either; use replicate, and"),
-        (
-            {"pipeline": 2, "replicate": 2, "expert": 2, "schedule": "dualpipe", "micro_batch": 1},
-            "expert = 2 with schedule = 'dualpipe', which has each expert twice; use another schedule",
-        ),
+        ({"pipeline": 2, "replicate": 2, "expert": 2, "schedule": "dualpipe", "micro_batch": 1}, None),
     ],
 )
 def test_experts_are_divided_over_replicas(plan: dict[str, Any], reason: str | None) -> None:

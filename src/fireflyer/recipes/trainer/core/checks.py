@@ -83,8 +83,6 @@ def _degrees(recipe: Recipe) -> Iterator[str]:
             f"recompute = {plan.recompute!r} with schedule = {plan.schedule!r}, which runs a backward pass in parts, "
             "each of which computes again; use recompute = 'none', or schedule = '1f1b'"
         )
-    if plan.expert > 1 and plan.pipeline > 1 and plan.schedule == "dualpipe":
-        yield f"expert = {plan.expert} with schedule = 'dualpipe', which has each expert twice; use another schedule"
     if plan.tensor > 1 and isinstance(recipe.model, DeepseekTable):
         yield f"tensor = {plan.tensor}: the DeepSeek model has no tensor parallelism; use tensor = 1"
 

@@ -17,6 +17,7 @@ from fireflyer.recipes.trainer.core.anomalies import Action
 __all__ = [
     "AnomalyLine",
     "EvaluationLine",
+    "ExchangeLine",
     "MetricsLine",
     "PipelineLine",
     "QuantizationLine",
@@ -129,7 +130,20 @@ class PipelineLine(
     predicted_bubble_s: float
 
 
-MetricsLine = StartLine | StepLine | AnomalyLine | EvaluationLine | QuantizationLine | PipelineLine
+class ExchangeLine(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="exchange", forbid_unknown_fields=True
+):
+    """Exchanges of tokens between experts in one step of a pipeline whose schedule overlaps passes. In seconds, means
+    over all ranks."""
+
+    step: int
+    exchange_s: float
+    """With at least one dispatch or combine under way, from its start to the end of the wait for it."""
+    hidden_s: float
+    """Of that, time in which the rank computed."""
+
+
+MetricsLine = StartLine | StepLine | AnomalyLine | EvaluationLine | QuantizationLine | PipelineLine | ExchangeLine
 
 
 def rates(
