@@ -15,6 +15,7 @@ from fireflyer.recipes.trainer.core.figures import ExchangeLine, PipelineLine, Q
 from fireflyer.training.experts.transfers import COMBINE, DISPATCH
 from fireflyer.training.fp8 import OPERANDS, report, reset_counts
 from fireflyer.training.pipeline import Span, StepRecord, compare, measured_overlap
+from fireflyer.training.pipeline.records import MAX_PHASE_EVENTS
 
 __all__ = ["compare_pipeline", "count_quantization", "measure_exchanges"]
 
@@ -53,13 +54,18 @@ def compare_pipeline(schedule: Schedule, record: StepRecord, group: dist.Process
     )
 
 
-def measure_exchanges(record: StepRecord, step: int) -> ExchangeLine:
-    """Of the last step of a pipeline that records phases. Collective over all ranks."""
-    (own,) = measured_overlap([record], {DISPATCH, COMBINE})
-    sums = torch.tensor([own.communication_ns, own.hidden_ns], dtype=torch.float64)
+def measure_exchanges(record: StepRecord, step: int) -> ExchangeLine | None:
+    """Of the last step of a pipeline that records phases; None where a rank had too many phases to record. Collective
+    over all ranks."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    if len(record.phases) < MAX_PHASE_EVENTS:
+        (own,) = measured_overlap([record], {DISPATCH, COMBINE})
+        sums = torch.tensor([own.communication_ns, own.hidden_ns, 1], dtype=torch.float64)
     dist.all_reduce(sums)
-    exchange_s, hidden_s = (sums / (SECOND * dist.get_world_size())).tolist()
-    return ExchangeLine(step=step, exchange_s=exchange_s, hidden_s=hidden_s)
+    exchange_ns, hidden_ns, ranks = sums.tolist()
+    if ranks < dist.get_world_size():
+        return None
+    return ExchangeLine(step=step, exchange_s=exchange_ns / ranks / SECOND, hidden_s=hidden_ns / ranks / SECOND)
 
 
 def _records_of_all(schedule: Schedule, record: StepRecord, group: dist.ProcessGroup) -> Sequence[StepRecord]:

@@ -386,7 +386,9 @@ def _write_measurements(run: _Run, step: int) -> None:
     if not isinstance(arrangement, Pipelined) or arrangement.record is None:
         return
     if arrangement.record.phases:
-        run.write(measure_exchanges(arrangement.record, step))
+        exchanges = measure_exchanges(arrangement.record, step)
+        if exchanges is not None:
+            run.write(exchanges)
     if run.env.local_world_size == run.env.world_size:  # clocks of several machines are not compared
         run.write(compare_pipeline(arrangement.schedule, arrangement.record, run.mesh.group("pipeline"), step))
 
