@@ -269,7 +269,7 @@ FORMATS: Final = (
     Format("http.past-tasks", "json", views.PastTaskPage),
     Format("http.past-task", "json", views.PastTaskAnswer),
     Format("http.audit", "json", views.AuditPage),
-    Format("http.history-runs", "json", history_pages.RunPage),
+    Format("http.history-runs", "json", history_pages.RunPage, revision=2),
     Format("http.history-nodes", "json", history_pages.NodePage),
     Format("http.error", "json", api.ErrorView),
     Format("http.change", "json", api.Change),
