@@ -21,6 +21,8 @@ import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, TransientError
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.objects.log_follow import Heard
 from fireflyer.cluster.core.platform.commands import (
     AddReservation,
@@ -28,6 +30,7 @@ from fireflyer.cluster.core.platform.commands import (
     DrainNode,
     RemoveLimit,
     RemoveReservation,
+    ReportFault,
     ResumeNode,
     ResumeTask,
     SetLimit,
@@ -268,6 +271,11 @@ class Client(Requests):
     def drain_node(self, name: str, reason: str) -> str:
         """Drain a node. For operators, as `resume_node`."""
         return self.command(DrainNode(name, reason))
+
+    def report_fault(self, name: str, fault: HealthEvent) -> str:
+        """Have a node taken out for a fault that was measured on it, with a ticket where its health is checked. For
+        operators."""
+        return self.command(ReportFault(name, msgspec.convert(msgspec.to_builtins(fault), Finding)))
 
     def resume_node(self, name: str) -> str:
         return self.command(ResumeNode(name))

@@ -298,13 +298,15 @@ def each_cause_has_what_it_cost(platform: Platform, tables: Path, task: int, run
     causes = {(one.symptom, one.cause): one for one in found.losses.causes}
     assert set(causes) == set(CAUSES)
     known = {entry.number: entry for entry in platform.admin.run_page().entries if entry.task == task}
+    begin_ns = {number: entry.ready_ns or 0 for number, entry in known.items()}
     for kind, run, following in zip(CAUSES, runs[:-1], runs[1:], strict=True):
         assert run.ended_ns is not None
         cost, hours = causes[kind], 8 / (3600 * SECOND)
         assert cost.failures == 1
-        assert cost.work == pytest.approx((run.ended_ns - run.scheduled_ns) * hours)
+        restarted_ns = begin_ns[run.number] if run is not runs[0] else 0
+        assert cost.work == pytest.approx((run.ended_ns - run.scheduled_ns - restarted_ns) * hours)
         assert cost.wait == pytest.approx((following.scheduled_ns - run.ended_ns) * hours)
-        assert cost.restart == pytest.approx(known[following.number].overhead_ns * hours)
+        assert cost.restart == pytest.approx(begin_ns[following.number] * hours)
         assert cost.lost == pytest.approx(cost.work + cost.wait + cost.restart)
         assert cost.lost > 0
     by_node: dict[str, float] = {}

@@ -158,6 +158,20 @@ def test_a_node_whose_check_fails_drains_its_job_runs_elsewhere_and_it_serves_ag
     site.repairs(node)
     site.until(node, "idle")
     assert site.nodes()[node].reason == ""
+
+    site.breaks(node)
+    site.until(node, "drained")
+    site.repairs(node)
+    shows = ("ff", "health", "slurm", "show", "--state", "/run/health")
+    wait_for(
+        lambda: "reboot is due, ticket 1" in site.runs(node, *shows)[1], "its second fault has a remedy", limit_s=60
+    )
+    site.runs(node, *f"ff health slurm check --policy {site.directory}/gpu.toml {OPTIONS}".split())
+    assert site.nodes()[node].drains, "its checks pass, and nothing was done"
+    code, said = site.runs(node, "ff", "health", "slurm", "repair", "reboot", "power cycled", *shows[-2:])
+    assert code == 0, said
+    site.until(node, "idle")
+    assert "probation" in site.runs(node, *shows)[1]
     (site.directory / "release").touch()
     site.until_job(job, "COMPLETED")
     assert site.nodes()["c"].reason == "bob looks at it"

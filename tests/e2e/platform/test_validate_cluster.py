@@ -11,10 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.health import only_program
 from tests.support.patience import allowed_s
 from tests.support.platform.running import RunningPlatform, task_of, wait_for
 
 from fireflyer.cluster.client import Client
+from fireflyer.cluster.core.platform.views import HealthView
 from fireflyer.cluster.schema.tasks import Outcome, TaskState
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.stress.run import append_record, model_of_node, read_records
@@ -22,6 +24,7 @@ from fireflyer.validators.stress.run import append_record, model_of_node, read_r
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 FAST = 1e15
 """Products a second, of which no processor is capable."""
+HEALTHY = HealthView(state="healthy", since_ns=0, reason="", hold="none", until_ns=None, faults=0, policy=0)
 QUICK = ("--time", "1s", "--only", "cpu_stress")
 
 
@@ -31,10 +34,10 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatfo
         yield running
 
 
-def start(platform: RunningPlatform, cwd: Path, *words: str) -> subprocess.Popen[str]:
+def start(platform: RunningPlatform, cwd: Path, *words: str, storage: bool = True) -> subprocess.Popen[str]:
     place = ("--platform", str(platform.directory))
-    storage = () if "links" in words else ("--fs", f"ff://{platform.directory / 'storage'}")
-    command = [sys.executable, "-P", "-m", "fireflyer", "validate", *words, *place, *storage]
+    target = ("--fs", f"ff://{platform.directory / 'storage'}") if storage and "links" not in words else ()
+    command = [sys.executable, "-P", "-m", "fireflyer", "validate", *words, *place, *target]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FIREFLYER_")}
     return subprocess.Popen(
         command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -82,6 +85,31 @@ def test_nodes_slower_than_their_peers_are_drained_up_to_the_limit(platform: Run
     assert "proposed; a twentieth of the nodes is drained: ff node drain agent-2 'validation: cpu_gemm" in err
     left = {record.node for record in read_records(str(tmp_path / "validation.jsonl"))}
     assert not left & {"agent-1", "agent-2"}, "what is at fault is no measure for others, and stays due"
+
+
+def test_where_nodes_are_checked_a_slow_node_has_a_ticket_with_its_figure(tmp_path: Path) -> None:
+    (tmp_path / "check.sh").write_text("echo in order")
+    (tmp_path / "policy.toml").write_text(only_program("site", tmp_path / "check.sh"))
+    file = tmp_path / "up.toml"
+    file.write_text('agents = 2\n[health]\nenabled = true\npolicy = "policy.toml"\n')
+    for number in range(5):
+        peer = NodeRecord(
+            node=f"peer-{number}", model=model_of_node(), seen_ns=1, figures={"cpu_gemm_flop_per_s": FAST}
+        )
+        append_record(str(tmp_path / "validation.jsonl"), peer)
+    with RunningPlatform(tmp_path / "platform", file=file) as running:
+        words = ("nodes", "--drain", "--node", "agent-1", "--fs", "none", *QUICK)
+        _, err = ended(start(running, tmp_path, *words, storage=False), 2)
+        client = running.client()
+        wait_for(lambda: (client.node("agent-1").health or HEALTHY).state == "reboot", "its remedy is due")
+        node = client.node("agent-1")
+    assert "agent-1 is drained: validation (cpu_gemm_flop_per_s): cpu_gemm_flop_per_s is" in err
+    assert node.health is not None
+    ticket = node.health.ticket
+    assert ticket is not None
+    assert ticket.fault.words.startswith("cpu_gemm_flop_per_s is")
+    assert "below the median of" in ticket.fault.words
+    assert (node.state, node.drain_reason) == ("drained", "")
 
 
 def test_a_task_interrupts_a_validation_which_begins_again(platform: RunningPlatform, tmp_path: Path) -> None:

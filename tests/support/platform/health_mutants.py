@@ -45,7 +45,7 @@ def the_breaker_never_opens(patch: Patch) -> None:
 
 
 def nodes_return_untested(patch: Patch) -> None:
-    patch.setattr(Repairs, "test", lambda self, record, now_ns, _why: self._return(record, now_ns))
+    patch.setattr(Repairs, "test", lambda self, record, now_ns, why: self.return_to_service(record, why, now_ns))
 
 
 def runs_stay_on_faulty_nodes(patch: Patch) -> None:

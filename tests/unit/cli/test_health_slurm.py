@@ -212,6 +212,63 @@ def test_what_there_is_no_time_to_repeat_is_said(node: Path, cluster: Slurm, cap
     assert cluster.reason == drain_reason("me", RAID), "three rounds of an hour have found it"
 
 
+# --- repair ---
+
+
+def shown(node: Path, capsys: Capture) -> str:
+    capsys.readouterr()
+    assert main(["health", "slurm", "show", "--state", str(node / "state")]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_second_fault_of_a_part_waits_for_a_person_who_says_what_was_done(
+    node: Path, cluster: Slurm, capsys: Capture
+) -> None:
+    for state in ("drained", "idle", "drained", "drained"):
+        (node / "broken").touch() if cluster.reason == "none" else (node / "broken").unlink()
+        assert slurm(node, "check", "--back-off", "1s") == 0
+        assert (cluster.directory / "state").read_text().strip() == state
+    assert "reboot is due, ticket 1: do it, then `ff health slurm repair reboot`" in capsys.readouterr().out
+    assert main(["health", "slurm", "repair", "reboot", "power cycled", "--state", str(node / "state")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^health +testing since .*: reboot was done: power cycled; it is tested$", out, re.MULTILINE)
+    assert slurm(node, "check", "--back-off", "1s") == 0
+    assert cluster.reason == "none"
+    out = shown(node, capsys)
+    assert re.search(r"^health +probation since", out, re.MULTILINE)
+    assert re.search(r"^part +2 faults of it in 28 days$", out, re.MULTILINE)
+    assert re.search(r" reboot +power cycled", out)
+
+
+def test_a_node_that_has_forgotten_its_drain_opens_a_ticket_by_the_reason(
+    node: Path, cluster: Slurm, capsys: Capture
+) -> None:
+    cluster.set(state="drained", shown="IDLE+DRAIN", reason=drain_reason("me", RAID), used="2")
+    assert slurm(node, "check") == 0
+    ticket = kept(node).repair.tickets[0]
+    assert (ticket.fault.check, ticket.fault.words) == ("site_raid", drain_reason("me", RAID))
+
+
+def test_a_repair_is_refused_where_nothing_was_drained_and_words_are_checked(
+    node: Path, cluster: Slurm, capsys: Capture
+) -> None:
+    where = ("--state", str(node / "state"))
+    assert shown(node, capsys) == "node     me\nhealth   healthy\n"
+    assert main(["health", "slurm", "repair", "reboot", *where]) != 0
+    assert "node me is healthy: ff has not drained it for a fault" in capsys.readouterr().err
+    for words in (("repair",), ("repair", "hammer"), ("repair", "rma", "x" * 401), ("check", "rma"), ("show", "it")):
+        assert main(["health", "slurm", *words, *where]) != 0
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_what_a_person_drained_has_no_ticket(node: Path, cluster: Slurm) -> None:
+    cluster.set(state="drained", shown="IDLE+DRAIN", reason="bob looks at it")
+    (node / "broken").touch()
+    assert slurm(node, "check") == 0
+    assert cluster.reason == "bob looks at it"
+    assert kept(node).repair.tickets == ()
+
+
 # --- without a place for its state ---
 
 

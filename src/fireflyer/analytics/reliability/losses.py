@@ -5,7 +5,8 @@
     wait      from the end of the attempt to the start of the next one of its job (the queue time of the
               paper's ETTR); the job's GPUs times that time: others may have used them meanwhile
     restart   of the next attempt, until it trained: as its source measured it, else 5 minutes (the paper's u0 for
-              observed runs, figure 9), or all of a shorter attempt
+              observed runs, figure 9), or all of a shorter attempt. Where the next attempt fails, too, these minutes
+              are none of its own work
     pushed    work of jobs that the next attempt preempted (paper, figure 8)
 
 The first three add up to what the ETTR of the job lacks for this failure; work, restart and what was pushed lack in the
@@ -128,23 +129,28 @@ def _make_losses(connection: Any) -> None:
         f"""
         CREATE TABLE losses AS
         WITH attempts AS (
-          SELECT job, start_ns, lead(start_ns) OVER one AS next_ns, lead(end_ns) OVER one AS next_end_ns,
-                 lead(overhead_ns) OVER one AS next_overhead_ns
+          SELECT job, start_ns, lag(start_ns) OVER one AS former_ns, lead(start_ns) OVER one AS next_ns,
+                 least(coalesce(overhead_ns, {RESTART_S * SECOND}), coalesce(end_ns - start_ns, {1 << 62})) AS begin_ns,
+                 lead(begin_ns) OVER one AS next_begin_ns
           FROM sized WHERE job IN (SELECT job FROM failures) AND start_ns IS NOT NULL
           WINDOW one AS (PARTITION BY job ORDER BY start_ns)
         ), named AS (
           SELECT * FROM failures JOIN (SELECT DISTINCT ON (job, start_ns) * FROM attempts) USING (job, start_ns)
+        ), own AS (
+          SELECT named.*, if(former.start_ns IS NULL, lost_s, least(lost_s, (named.end_ns - named.start_ns - begin_ns)
+                             / {SECOND})) AS work_s
+          FROM named LEFT JOIN (SELECT DISTINCT job, start_ns FROM failures) AS former
+               ON former.job = named.job AND former.start_ns = named.former_ns
         ), moved AS (
           SELECT named.id, sum(cascades.lost_s / 3600 * cascades.gpus) AS pushed
           FROM cascades ASOF JOIN named
                ON cascades.instigator = named.job AND cascades.restart_ns > named.start_ns
           GROUP BY named.id
         )
-        SELECT symptom, cause, culprit, gpus, lost_s / 3600 * gpus AS work,
+        SELECT symptom, cause, culprit, gpus, work_s / 3600 * gpus AS work,
                coalesce(greatest(next_ns - end_ns, 0) {hours}, 0) AS wait,
-               if(next_ns IS NULL, 0, least(coalesce(next_overhead_ns, {RESTART_S * SECOND}),
-                  coalesce(next_end_ns - next_ns, {1 << 62})) {hours}) AS restart,
+               coalesce(next_begin_ns {hours}, 0) AS restart,
                coalesce(pushed, 0) AS pushed
-        FROM named LEFT JOIN moved USING (id)
+        FROM own LEFT JOIN moved USING (id)
         """
     )

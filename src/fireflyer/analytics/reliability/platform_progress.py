@@ -7,12 +7,14 @@ tables that there were: where one of them is gone, so is what it says, and the n
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Annotated, Final
 
 import msgspec
 
 from fireflyer.analytics.reliability.tables import table_names
 from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.errors import UsageError
 from fireflyer.base.os_errors import translate_os_error
 
 __all__ = ["PROGRESS", "Progress", "Until", "read_progress", "write_progress"]
@@ -34,8 +36,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[str, ...]
 
 
-def read_progress(directory: str) -> dict[str, Until]:
-    """By the word of the cluster; empty where there is none that can be relied on."""
+def read_progress(directory: str, words: Collection[str]) -> dict[str, Until]:
+    """By the word of the cluster; empty where there is none that can be relied on. `words`: all that the platform has
+    had. Raises `UsageError` where the tables are of another platform: both number their tasks from 1."""
     path = os.path.join(directory, PROGRESS)
     try:
         with open(path, "rb") as file:
@@ -44,7 +47,13 @@ def read_progress(directory: str) -> dict[str, Until]:
         return {}
     except OSError as error:
         raise translate_os_error(error, f"read {path}") from error
-    return dict(found.clusters) if set(found.tables) <= set(table_names(directory)) else {}
+    left = set(found.tables) & set(table_names(directory))
+    if left and found.clusters and not set(words) & set(found.clusters):
+        raise UsageError(
+            f"{directory} has the history of another platform, whose tasks have the same numbers; give this one a "
+            "directory of its own"
+        )
+    return dict(found.clusters) if left == set(found.tables) else {}
 
 
 def write_progress(directory: str, clusters: dict[str, Until]) -> None:

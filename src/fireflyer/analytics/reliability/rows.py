@@ -81,4 +81,4 @@ class JobRow(NamedTuple):
     unsaved_ns: int | None = None
     """From its last checkpoint, or its start, to its end; None: the source does not say."""
     overhead_ns: int | None = None
-    """Until its ranks were ready, and after its end until that was known; None: the source does not say."""
+    """From its start until its ranks were ready; None: the source does not say."""

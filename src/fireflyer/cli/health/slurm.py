@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.base.units import SECOND
+from fireflyer.base.units import SECOND, counted
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration, WholeNumber
 
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from fireflyer.cli.health.slurm_log import SlurmLog
     from fireflyer.cli.health.slurm_node import NodeOfSlurm
     from fireflyer.cluster.core.slurm.drains import Step
+    from fireflyer.cluster.core.slurm.repair import NodeRepair
 
 __all__ = ["EXIT_REFUSED", "slurm_command"]
 
 EXIT_REFUSED: Final = 4
 """Of `prolog`: the job must not start on this node."""
 _SLURM_LIMIT_NS: Final = 10 * SECOND
+_MAX_WORDS: Final = 400
 
 
 @click.command(
@@ -34,11 +37,14 @@ Examples:
   ff health slurm check --policy /etc/fireflyer/gpu.toml    as HealthCheckProgram
   ff health slurm prolog    exit code 4: the job must not start here
   ff health slurm epilog
+  ff health slurm show      what is due, and what was done
+  ff health slurm repair reboot "power cycled"
   ff validate --time 1m && ff health slurm resume --policy /etc/fireflyer/gpu.toml    after a repair
 \b
 docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
 )
-@click.argument("step", type=click.Choice(["check", "prolog", "epilog", "resume"]))
+@click.argument("step", type=click.Choice(["check", "prolog", "epilog", "resume", "show", "repair"]))
+@click.argument("done", metavar="[REMEDY [WORDS]]", nargs=-1)
 @click.option("--policy", "policy_path", metavar="FILE", shell_complete=complete_file, help="As for `ff health`.")
 @click.option("--state", metavar="DIR", shell_complete=complete_directory, help="As for `ff health`; used: DIR/slurm.")
 @click.option(
@@ -72,17 +78,27 @@ docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
     help="How long a node stays out that was drained before within a day; doubles with each drain.",
 )  # fmt: skip
 def slurm_command(
-    *, step: Step, policy_path: str | None, state: str | None, node: str | None, breaker_share: float, requeues: int,
-    probes: int, spacing: int, limit: int, back_off: int, prometheus: str | None, idle: bool,
+    *, step: Step | Literal["show", "repair"], done: tuple[str, ...], policy_path: str | None, state: str | None,
+    node: str | None, breaker_share: float, requeues: int, probes: int, spacing: int, limit: int, back_off: int,
+    prometheus: str | None, idle: bool,
 ) -> int:  # fmt: skip
     """Run the checks of this node. A fault of low or high severity drains it in Slurm, and one of high severity
     requeues its jobs. A node that was drained by this serves again when its checks pass, after some faults only by
     `resume`, which says that it was validated. What a person drained is left alone.
 
+    `show` prints the state of the node's repair with its ticket, and `repair` records that a person has done REMEDY
+    (test, reset, reboot, field-diagnosis or rma). Then it serves when its checks pass.
+
     An error of `prolog` and `epilog` is told, and does not count: the job starts."""
     began_s = time.monotonic()
     if idle and step != "epilog":
         raise click.UsageError("--idle goes with epilog: jobs run at other times")
+    name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    if step == "show" or step == "repair":
+        _repair(step, done, name, state)
+        return 0
+    if done:
+        raise click.UsageError(f"{step} takes no further words: {' '.join(done)[:80]!r}")
 
     def made(log: SlurmLog) -> NodeOfSlurm:
         from fireflyer.cli.health.policy_file import read_policy
@@ -94,7 +110,7 @@ def slurm_command(
 
         job = os.environ.get("SLURM_JOB_ID", "") if step in ("prolog", "epilog") else ""
         return NodeOfSlurm(
-            node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+            name,
             read_policy(policy_path),
             NodeMemory(state if state is not None else state_directory(), log.fail),
             SlurmCommands(os.environ.get("PATH", os.defpath), _SLURM_LIMIT_NS),
@@ -114,7 +130,7 @@ def slurm_command(
     try:
         looking = made(log)
         try:
-            done = looking.look(step)
+            decision = looking.look(step)
         finally:
             if prometheus is not None and looking.state:
                 _write(prometheus, looking, log)
@@ -125,8 +141,48 @@ def slurm_command(
         log.fail(f"ff health slurm {step}: {error}")
         return 0
     if step == "resume":
-        return 0 if done.undrain else 1
-    return EXIT_REFUSED if done.refuse else 0
+        return 0 if decision.undrain else 1
+    return EXIT_REFUSED if decision.refuse else 0
+
+
+def _repair(step: Literal["show", "repair"], done: tuple[str, ...], node: str, state: str | None) -> None:
+    """Raises `FireflyerError`."""
+    from fireflyer.cli.health.slurm_memory import NodeMemory
+    from fireflyer.cli.platform.nodes import REMEDIES
+    from fireflyer.cluster.core.health.remedies import Remedy
+    from fireflyer.cluster.core.slurm.repair import NodeRepair
+    from fireflyer.validators.checks.state_file import state_directory
+
+    memory = NodeMemory(state if state is not None else state_directory(), lambda words: click.echo(words, err=True))
+    if step == "show":
+        if done:
+            raise click.UsageError("show takes no further words")
+        _print(NodeRepair(node, memory.record().repair))
+        return
+    if not 1 <= len(done) <= 2 or done[0] not in REMEDIES:
+        raise click.UsageError(f"repair is followed by what was done, {', '.join(REMEDIES)}, and a note in quotes")
+    words = done[1] if len(done) == 2 else ""
+    if len(words) > _MAX_WORDS:
+        raise click.UsageError(f"the note has {len(words)} characters; {_MAX_WORDS} are allowed")
+    _print(memory.repair(node, time.time_ns(), Remedy(done[0].replace("-", " ")), words, getpass.getuser()))
+
+
+def _print(repair: NodeRepair) -> None:
+    from fireflyer.cli.platform.connect import clock, plain
+    from fireflyer.cli.platform.nodes import ticket_lines
+
+    health, faults = repair.health, repair.faults()
+    since = f" since {clock(health.since_ns)}" if health.since_ns else ""
+    click.echo(f"{'node':<8} {health.name}")
+    click.echo(
+        f"{'health':<8} {health.state.value}{since}" + (f": {plain(health.reason, 400)}" if health.reason else "")
+    )
+    if due := repair.waits_for():
+        click.echo(f"{'due':<8} {due}")
+    if faults:
+        click.echo(f"{'part':<8} {counted(faults, 'fault')} of it in 28 days")
+    for line in ticket_lines(repair.ticket):
+        click.echo(line)
 
 
 def _write(path: str, looked: NodeOfSlurm, log: SlurmLog) -> None:

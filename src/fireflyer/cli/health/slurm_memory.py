@@ -11,8 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from fireflyer.base.errors import FireflyerError
+import msgspec
+
+from fireflyer.base.errors import Busy, FireflyerError, UsageError
+from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.slurm.node_record import DrainRecord
+from fireflyer.cluster.core.slurm.repair import NodeRepair
 from fireflyer.validators.checks.rounds import HealthRounds
 from fireflyer.validators.checks.state_file import KeptFile, StateFile
 
@@ -22,6 +26,8 @@ DIRECTORY: Final = "slurm"
 """Below that of `ff health`, which would take events from these rounds if they shared their counters."""
 _LOCK: Final = "slurm.lock"
 _POLL_S: Final = 0.1
+_PATIENCE_S: Final = 60.0
+"""Of a person; a round takes no longer."""
 
 
 class NodeMemory:
@@ -84,6 +90,19 @@ class NodeMemory:
             rounds.save()
             if rounds.unsaved:
                 self._fail(f"this round is not remembered: {rounds.unsaved}")
+
+    def repair(self, node: str, now_ns: int, remedy: Remedy, words: str, by: str) -> NodeRepair:
+        """Keeps what a person has done to the node, between two rounds. Raises `FireflyerError`."""
+        if self._kept is None:
+            raise UsageError("nothing is remembered of this node; give the --state of its rounds")
+        with self.alone(_PATIENCE_S):
+            record = self.record()
+            repair = NodeRepair(node, record.repair)
+            repair.repaired(remedy, words, by, now_ns)
+            if not self._alone:
+                raise Busy("a round of the node's checks is under way; say it again in a minute")
+            self._kept.save(msgspec.structs.replace(record, repair=repair.record))
+        return repair
 
     def _fail(self, words: str) -> None:
         """Once."""

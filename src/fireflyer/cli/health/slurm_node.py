@@ -8,6 +8,7 @@ Counters say that what happened was told, so they are kept last: a round that is
 from __future__ import annotations
 
 import asyncio
+import getpass
 import time
 from typing import Final
 
@@ -18,7 +19,17 @@ from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import SECOND
 from fireflyer.cli.health.slurm_log import SlurmLog
 from fireflyer.cli.health.slurm_memory import NodeMemory
-from fireflyer.cluster.core.slurm.drains import Decision, DrainLimits, Step, decide, is_own, jobs_to_requeue
+from fireflyer.cluster.core.health.records import TAKES_TASKS
+from fireflyer.cluster.core.slurm.drains import (
+    Decision,
+    DrainLimits,
+    Step,
+    decide,
+    is_own,
+    jobs_to_requeue,
+    reason_fault,
+    worst_fault,
+)
 from fireflyer.cluster.core.slurm.findings import (
     Evidence,
     Findings,
@@ -29,6 +40,7 @@ from fireflyer.cluster.core.slurm.findings import (
 )
 from fireflyer.cluster.core.slurm.fleet import FleetNode
 from fireflyer.cluster.core.slurm.node_record import DrainRecord
+from fireflyer.cluster.core.slurm.repair import NodeRepair, RepairRecord
 from fireflyer.cluster.manager.slurm.commands import SlurmCommands
 from fireflyer.validators.checks.rounds import HealthRounds
 from fireflyer.validators.core.checks.evidence import Evidence as CheckEvidence
@@ -66,6 +78,8 @@ class NodeOfSlurm:
         self._log = log
         self._job = job
         self._record = DrainRecord()
+        self._repair = NodeRepair(name, RepairRecord())
+        self._boot = ""
         self.events: tuple[HealthEvent, ...] = ()
         self.evidence: CheckEvidence | None = None
         """Of the full round."""
@@ -81,16 +95,17 @@ class NodeOfSlurm:
             self.events = tuple(rounds.run(self._policy, save=False, ends_s=self._tools_end_s, idle=self._idle))
             self.evidence = rounds.evidence
             found = findings_in(self.events)
-            sure = self._sure(step, found, _boot_of(rounds))
+            self._boot = rounds.evidence.boot if rounds.evidence is not None else ""
+            sure = self._sure(step, found)
             done = None
             if sure:
                 done = self._act(step, sure, found, rounds)
             else:
-                self._memory.save(self._record, rounds)
+                self._save(rounds)
             faults = self._confirmed(rounds, found.faults)
             more = [event for event in faults if event not in sure]
             if more or (done is None and step in ("check", "resume")):
-                self._record = self._record.with_events(more, _boot_of(rounds), _now_s())
+                self._record = self._record.with_events(more, self._boot, _now_s())
                 done = self._act(step, (*sure, *more), found, rounds)
             return done or Decision()
 
@@ -98,18 +113,23 @@ class NodeOfSlurm:
     def _tools_end_s(self) -> float:
         return self._began_s + self._limit_s * _SHARE_OF_TOOLS
 
-    def _sure(self, step: Step, found: Findings, boot: str) -> tuple[HealthEvent, ...]:
+    def _save(self, rounds: HealthRounds) -> None:
+        self._record = msgspec.structs.replace(self._record, repair=self._repair.record)
+        self._memory.save(self._record, rounds)
+
+    def _sure(self, step: Step, found: Findings) -> tuple[HealthEvent, ...]:
         """What needs no repetition: of this round, and what happened before and was not acted on. Who resumes a node
         has judged that."""
         now_s = _now_s()
         record, forgotten = self._memory.record().current(now_s)
         for event in forgotten:
             self._log.say(f"{event.check} {event.part}: {event.words}: not acted on for a day, and forgotten")
-        self._record = record.with_suspects(found.faults, now_s).with_events(found.faults, boot, now_s)
+        self._record = record.with_suspects(found.faults, now_s).with_events(found.faults, self._boot, now_s)
+        self._repair = NodeRepair(self._name, record.repair)
         if step == "resume":
             return certain(found.faults)
         states = (event for event in certain(found.faults) if not event.once)
-        return (*states, *(one.told(boot, now_s) for one in self._record.pending))
+        return (*states, *(one.told(self._boot, now_s) for one in self._record.pending))
 
     def _confirmed(self, rounds: HealthRounds, faults: tuple[HealthEvent, ...]) -> tuple[HealthEvent, ...]:
         """Without what could not be repeated in time."""
@@ -133,7 +153,7 @@ class NodeOfSlurm:
         try:
             return asyncio.run(self._in_time(step, evidence))
         finally:
-            self._memory.save(self._record, rounds)
+            self._save(rounds)
 
     async def _in_time(self, step: Step, evidence: Evidence) -> Decision:
         try:
@@ -154,16 +174,30 @@ class NodeOfSlurm:
             fleet = await self._commands.fleet(self._name)
             node = fleet.get(self._name)
             if node is not None and is_own(node):
+                evidence = evidence._replace(repair=self._repair_of(node, evidence))
                 decision = self._decided(step, fleet, evidence)
                 if not decision.undrain:
                     return decision
                 self._record = self._record.acted().serving()
-                return await self._serve_again(node, decision)
+                done = await self._serve_again(node, decision)
+                if done.undrain:
+                    self._repair.returned(time.time_ns(), by=getpass.getuser() if step == "resume" else "")
+                return done
         else:
             self._record = self._record.serving()
+            self._repair.serving(time.time_ns())
         if step == "resume":
             raise UsageError(f"node {self._name} is not drained by ff; `scontrol` resumes what others drained")
         return Decision()
+
+    def _repair_of(self, node: FleetNode, evidence: Evidence) -> str:
+        """What has to be done before the node, which is drained by us, serves again."""
+        now_ns = time.time_ns()
+        if self._repair.health.state in TAKES_TASKS:
+            self._repair.drained(reason_fault(node, _now_s()), now_ns)  # a round was cut off, or its disk was new
+        if not node.busy and node.state == "drained":
+            self._repair.idle(self._boot, now_ns, passes=evidence.passed)
+        return self._repair.waits_for()
 
     async def _with_fault(self, step: Step, evidence: Evidence) -> Decision:
         fleet = await self._fleet()
@@ -190,9 +224,22 @@ class NodeOfSlurm:
             return await self._serve_again(node, decision)
         if node is not None and node.drains:
             self._record = self._record.acted().with_failed(evidence.faults)
+            self._note_fault(node, evidence)
         if decision.requeue:
             await self._requeue()
         return decision
+
+    def _note_fault(self, node: FleetNode, evidence: Evidence) -> None:
+        """What a person has drained is theirs to repair."""
+        fault = worst_fault(evidence.faults, busy=node.busy)
+        if fault is None or not is_own(node):
+            return
+        now_ns = time.time_ns()
+        self._repair.drained(fault, now_ns)
+        if not node.busy and node.state == "drained":
+            self._repair.idle(self._boot, now_ns, passes=False)
+        if words := self._repair.waits_for():
+            self._log.say(words)
 
     async def _fleet(self) -> dict[str, FleetNode]:
         """All nodes. The job whose prolog or epilog this is does not make its node busy: none of its processes runs."""
@@ -233,10 +280,6 @@ class NodeOfSlurm:
                 self._log.say(f"job {job.id} stays: {error}")
             else:
                 self._log.say(f"job {job.id} is requeued")
-
-
-def _boot_of(rounds: HealthRounds) -> str:
-    return rounds.evidence.boot if rounds.evidence is not None else ""
 
 
 def _now_s() -> int:

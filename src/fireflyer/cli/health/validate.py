@@ -60,8 +60,8 @@ def command(
 
     It takes all processors and GPUs, and half of the memory: run it on a node that has no task.
 
-    Validators: links, cpu_stress, memory_bandwidth, memory, allreduce, storage, repeated, gpu_memory, gpu_gemm,
-    gpu_allreduce."""
+    Validators: links, cpu_stress, memory_bandwidth, memory, paths, allreduce, storage, repeated, gpu_memory, gpu_gemm,
+    gpu_paths, gpu_allreduce."""
     if ctx.invoked_subcommand is not None:
         refuse_options(ctx)
         return 0

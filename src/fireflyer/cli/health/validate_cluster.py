@@ -327,10 +327,10 @@ def _propose(
     )
     for name in at_fault:
         worst = max(found[name], key=lambda event: ("ok", "warn", "low", "high").index(event.severity))
-        reason = f"validation: {worst.words}"[:MAX_REASON]
         if drain and room > 0:
             room -= 1
-            click.echo(client.drain_node(name, reason), err=True)
+            click.echo(client.report_fault(name, worst), err=True)
         else:
+            reason = f"validation: {worst.words}"[:MAX_REASON]
             why = "; a twentieth of the nodes is drained" if drain else ""
             click.echo(f"proposed{why}: ff node drain {name} {quote(reason)}", err=True)

@@ -18,14 +18,15 @@ from fireflyer.cli.platform.names import checked_name
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
+    from fireflyer.cluster.core.health.records import RepairTicket
     from fireflyer.cluster.core.platform.commands import Command
     from fireflyer.cluster.core.platform.views import NodeView
 
-__all__ = ["node_command", "nodes_command"]
+__all__ = ["REMEDIES", "node_command", "nodes_command", "ticket_lines"]
 
 MAX_REASON: Final = 400
 _IN_SERVICE: Final = ("healthy", "probation", "returned")
-_REMEDIES: Final = ("test", "reset", "reboot", "field-diagnosis", "rma")
+REMEDIES: Final = ("test", "reset", "reboot", "field-diagnosis", "rma")
 
 
 @click.command("nodes", short_help="List nodes.", epilog="""\b
@@ -144,6 +145,7 @@ def _shown(node: NodeView) -> str:
         facts.append(("agent", f"{plain(found.version, 40)} at {plain(found.address, 80)}:{found.port}"))
     facts += _health(node)
     facts.append(("accused", "-" if node.accused is None else f"by {_accused(node)}"))
+    ticket = node.health.ticket if node.health is not None else None
     lines = [f"{what:<8} {text}" for what, text in facts]
     rows = [
         ("ENDED", "TASK", "RUN", "USER", "SAYS"),
@@ -152,7 +154,7 @@ def _shown(node: NodeView) -> str:
             for one in node.accusations
         ),
     ]
-    return "\n".join([*lines, *_ticket(node), *([columns(rows)] if node.accusations else [])])
+    return "\n".join([*lines, *ticket_lines(ticket), *([columns(rows)] if node.accusations else [])])
 
 
 def _health(node: NodeView) -> list[tuple[str, str]]:
@@ -170,9 +172,8 @@ def _health(node: NodeView) -> list[tuple[str, str]]:
     return facts
 
 
-def _ticket(node: NodeView) -> list[str]:
+def ticket_lines(ticket: RepairTicket | None) -> list[str]:
     """What was done, and by whom."""
-    ticket = node.health.ticket if node.health is not None else None
     if ticket is None:
         return []
     fault = ticket.fault
@@ -215,7 +216,7 @@ def resume_node_command(*, client: Client, name: str) -> int:
 @node_command.command("repair", short_help="Record what was done to a node that its checks took out.",
                       epilog='Example: ff node repair gpu-7 rma "GPU 3 replaced"')  # fmt: skip
 @click.argument("name", metavar="NODE")
-@click.argument("remedy", metavar="REMEDY", type=click.Choice(_REMEDIES))
+@click.argument("remedy", metavar="REMEDY", type=click.Choice(REMEDIES))
 @click.argument("words", metavar="[WORDS]", default="")
 @platform_option
 def repair_command(*, client: Client, name: str, remedy: str, words: str) -> int:

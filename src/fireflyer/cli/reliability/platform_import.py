@@ -42,12 +42,14 @@ class _Page(Protocol[C]):
 
 def import_platform(client: Client, directory: str, *, clock: Clock) -> list[Imported]:
     """Attempts, then events, of each word that the cluster has had: a restored store begins another one. What it
-    has come to is written with each table that is in place: where it is killed, the next one goes on from there."""
-    known = read_progress(directory)
+    has come to is written with each table that is in place: where it is killed, the next one goes on from there.
+    Raises `UsageError` where the directory has the history of another platform."""
+    words = client.run_page(limit=1).clusters
+    known = read_progress(directory, words)
     # of nodes that are there now
     gpus_of = {node.name: len(node.inventory.gpus) for node in client.all_nodes() if node.inventory is not None}
     found = []
-    for word in client.run_page(limit=1).clusters:
+    for word in words:
         until = known.get(word, Until())
         path = f"{client.manager.url} ({word})"
         runs, nodes = _runs(client, word, until.runs), _nodes(client, word, until.nodes)

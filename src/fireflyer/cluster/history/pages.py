@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Row, func, select, tuple_
+from sqlalchemy import Connection, Row, select, tuple_
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.cluster.core.health.findings import Finding
@@ -37,7 +37,7 @@ def run_page(connection: Connection, *, current: str, cluster: str, since: int, 
         )
         rows = list(connection.execute(query))
     overhead = _overhead(connection, [(row.task, row.number) for row in rows])
-    entries = tuple(_run(row, overhead.get((row.task, row.number), 0)) for row in rows)
+    entries = tuple(_run(row, overhead.get((row.task, row.number), {})) for row in rows)
     return RunPage(cluster=word, clusters=_clusters(connection, current), entries=entries, more=more)
 
 
@@ -61,25 +61,31 @@ def _changes_of_page(connection: Connection, word: str, since: int, limit: int) 
     return chosen, False
 
 
-def _overhead(connection: Connection, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    found: dict[tuple[int, int], int] = {}
+def _overhead(connection: Connection, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], dict[str, int]]:
+    """Nanoseconds of each part of `_OVERHEAD`."""
+    found: dict[tuple[int, int], dict[str, int]] = {}
     for place in range(0, len(keys), _PIECE):
         query = (
-            select(RUN_PARTS.c.task, RUN_PARTS.c.run, func.sum(RUN_PARTS.c.ns))
+            select(RUN_PARTS.c.task, RUN_PARTS.c.run, RUN_PARTS.c.part, RUN_PARTS.c.ns)
             .where(tuple_(RUN_PARTS.c.task, RUN_PARTS.c.run).in_(keys[place : place + _PIECE]))
             .where(RUN_PARTS.c.part.in_(_OVERHEAD))
-            .group_by(RUN_PARTS.c.task, RUN_PARTS.c.run)
         )
-        found.update({(task, run): int(ns) for task, run, ns in connection.execute(query)})
+        for task, run, part, ns in connection.execute(query):
+            found.setdefault((task, run), {})[part] = int(ns)
     return found
 
 
-def _run(row: Row[Any], overhead_ns: int) -> RunEntry:
+def _run(row: Row[Any], overhead: Mapping[str, int]) -> RunEntry:
+    """`started_ns` is when the manager heard of the launcher, whose own clock has measured the rest."""
+    ready_ns = None
+    if row.started_ns is not None:
+        ready_ns = max(0, row.started_ns - row.scheduled_ns) + overhead.get("start", 0)
     return RunEntry(
         change=row.change, task=row.task, number=row.number, user=row.user_name, submitted_ns=row.submitted_ns,
         state=row.state, nodes=tuple(json.loads(row.node_names)), scheduled_ns=row.scheduled_ns,
         started_ns=row.started_ns, ended_ns=row.ended_ns, wish=row.wish or "", leave_reason=row.leave_reason,
-        cause=row.cause, exit_code=row.exit_code, saved_ns=row.saved_ns, overhead_ns=overhead_ns,
+        cause=row.cause, exit_code=row.exit_code, saved_ns=row.saved_ns, overhead_ns=sum(overhead.values()),
+        ready_ns=ready_ns,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from fireflyer.base.units import GIB, MIB, format_bytes
 from fireflyer.validators.core.checks.evidence import Finding
 from fireflyer.validators.core.validation.records import Found
 
-__all__ = ["WHY_NOT", "gpu_allreduce", "gpu_memory", "gpu_multiply", "usable_torch"]
+__all__ = ["WHY_NOT", "gpu_allreduce", "gpu_fault", "gpu_memory", "gpu_multiply", "usable_torch"]
 
 WHY_NOT: Final = "torch is not installed, or finds no GPU"
 _SIZE: Final = 4096
@@ -43,7 +43,7 @@ def gpu_memory(torch: Any, limit_s: float) -> Found:
                 break
         if wrong:
             words = f"{wrong} bytes were read back other than written"
-            faults.append(_fault(torch, device, "wrong_byte", words))
+            faults.append(gpu_fault(torch, device, "wrong_byte", words))
         del blocks
         torch.cuda.empty_cache()
     return Found(
@@ -71,7 +71,9 @@ def gpu_multiply(torch: Any, limit_s: float) -> Found:
         took_s = time.monotonic() - began_s
         figures[f"gpu{device}_gemm_flop_per_s"] = 2.0 * _SIZE**3 * count / took_s
         if wrong:
-            faults.append(_fault(torch, device, "wrong_result", f"{wrong} of {count} products of matrices are wrong"))
+            faults.append(
+                gpu_fault(torch, device, "wrong_result", f"{wrong} of {count} products of matrices are wrong")
+            )
         del blocks, a, b, right_result
         torch.cuda.empty_cache()
     return Found(validator="gpu_gemm", figures=figures, faults=tuple(faults), words="all products are right")
@@ -112,7 +114,7 @@ def _filled(torch: Any, device: int, spare_bytes: int = GIB) -> list[Any]:
     return blocks
 
 
-def _fault(torch: Any, device: int, cause: str, words: str) -> Finding:
+def gpu_fault(torch: Any, device: int, cause: str, words: str) -> Finding:
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     serial = f"GPU-{uuid}" if uuid else ""
     return Finding(severity="high", part=f"gpu:{device}", cause=cause, words=words, serial=serial, at_once=True)

@@ -31,7 +31,7 @@ from fireflyer.validators.core.validation.records import (
     compare_figures,
     peers_of,
 )
-from fireflyer.validators.stress import cuda, processor, storage
+from fireflyer.validators.stress import cuda, cuda_paths, paths, processor, storage
 
 __all__ = [
     "LINK_CHECKS",
@@ -51,6 +51,8 @@ LINK_CHECKS: Final = ("processors", "pcie", "ethernet", "infiniband", "gpu_clock
 """Frequency, speed and status of links: checks of `ff health`."""
 MAX_RECORD_BYTES: Final = 64 << 20
 _MAX_MEMORY_SHARE: Final = 0.5
+_MAX_FAULTS: Final = 16
+"""Of one validator that are told."""
 
 
 class Load(NamedTuple):
@@ -80,11 +82,13 @@ VALIDATORS: Final[dict[str, Callable[[Load], Found]]] = {
     "cpu_stress": lambda load: processor.multiply(load.limit_s),
     "memory_bandwidth": lambda load: processor.memory_bandwidth(load.limit_s),
     "memory": _memory,
+    "paths": lambda load: paths.host_paths(load.limit_s),
     "allreduce": lambda load: processor.allreduce_in_memory(load.limit_s),
     "storage": lambda load: storage.stress_storage(load.directory, load.limit_s),
     "repeated": lambda load: processor.repeat_computation(load.limit_s),
     "gpu_memory": _with_gpu(cuda.gpu_memory, "gpu_memory"),
     "gpu_gemm": _with_gpu(cuda.gpu_multiply, "gpu_gemm"),
+    "gpu_paths": _with_gpu(cuda_paths.gpu_paths, "gpu_paths"),
     "gpu_allreduce": _with_gpu(cuda.gpu_allreduce, "gpu_allreduce"),
 }
 
@@ -122,7 +126,7 @@ def events_of(
         own = NodeRecord(
             node=record.node, model=record.model, seen_ns=record.seen_ns, figures=one.figures, digests=one.digests
         )
-        faults: list[Finding] = [*one.faults, *compare_figures(own, peers), *compare_digests(own, peers)]
+        faults = _first_of([*one.faults, *compare_digests(own, peers), *compare_figures(own, peers)])
         told = (as_event(one.validator, fault, settings, now_ns) for fault in faults)
         events += [with_serial(event, serials) if event.serial else event for event in told]
         if not faults:
@@ -133,6 +137,15 @@ def events_of(
                 )
             )  # fmt: skip
     return events
+
+
+def _first_of(faults: list[Finding]) -> list[Finding]:
+    """Of a slow node each of hundreds of paths is slow: who reads the events takes a few hundred lines at most."""
+    more = len(faults) - _MAX_FAULTS
+    if more <= 0:
+        return faults
+    last = msgspec.structs.replace(faults[_MAX_FAULTS - 1], words=f"{faults[_MAX_FAULTS - 1].words}; and {more} more")
+    return [*faults[: _MAX_FAULTS - 1], last]
 
 
 def record_of(found: Sequence[Found], model: str, now_ns: int) -> NodeRecord:

@@ -319,6 +319,37 @@ def test_what_a_source_has_measured_is_taken_in_the_place_of_half_an_hour(tmp_pa
     assert found.training.goodput == pytest.approx(1 - 90 / 7200)
 
 
+@pytest.mark.parametrize(
+    ("unsaved_s", "overhead_s", "costs"),
+    [
+        (None, None, (1800 + 0 + 300, 900 - 300 + 60 + 300)),  # half an hour, five minutes
+        (900, 120, (900 + 0 + 120, 900 - 120 + 60 + 120)),  # nothing was saved: not the start of it, which is a restart
+        (300, 120, (300 + 0 + 120, 300 + 60 + 120)),
+    ],
+)
+def test_no_minute_of_a_job_is_lost_twice(
+    tmp_path: Path, unsaved_s: int | None, overhead_s: int | None, costs: tuple[int, int]
+) -> None:
+    """It fails, fails again after a quarter of an hour, and is done: what both failures cost."""
+
+    def attempt(state: str, start_s: int, end_s: int) -> JobRow:
+        begin_ns, end_ns = ((BEGIN_S + at_s) * SECOND for at_s in (start_s, end_s))
+        return JobRow(
+            "7", "ada", state, 1, 1, BEGIN_S * SECOND, begin_ns, end_ns, 1, 0, "n1", "",
+            unsaved_ns=None if unsaved_s is None else unsaved_s * SECOND,
+            overhead_ns=None if overhead_s is None else overhead_s * SECOND,
+        )  # fmt: skip
+
+    rows = [
+        attempt("NODE_FAIL", 0, HOUR_S), attempt("NODE_FAIL", HOUR_S, HOUR_S + 900),
+        attempt("COMPLETED", HOUR_S + 960, 2 * HOUR_S),
+    ]  # fmt: skip
+    import_rows("platform", "p", "jobs", [rows], str(tmp_path / "t"))
+    write_events(tmp_path, [(HOUR_S - 5, "n1", "ib_link"), (HOUR_S + 895, "n1", "pcie")])
+    lost = {one.symptom: one.lost * 3600 for one in characterised(tmp_path).losses.causes}
+    assert (lost["ib_link"], lost["pcie"]) == pytest.approx(costs)
+
+
 def test_jobs_that_share_a_node_take_it_once(tmp_path: Path) -> None:
     write_jobs(
         tmp_path,

@@ -13,7 +13,7 @@ from fireflyer.analytics.reliability.log_lines import Clock, Rejected
 from fireflyer.analytics.reliability.platform_progress import PROGRESS, Until, read_progress, write_progress
 from fireflyer.analytics.reliability.rows import JobRow
 from fireflyer.analytics.reliability.tables import table_names
-from fireflyer.base.errors import DataCorruption
+from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cli.reliability import platform_import
 from fireflyer.cli.reliability.platform_import import import_platform
@@ -85,6 +85,9 @@ def test_a_run_tells_its_gpus_and_what_it_had_not_saved() -> None:
     assert isinstance(row, JobRow)
     assert (row.job, row.gpus, row.node_list, row.unsaved_ns) == ("7", 12, "n1,n2", 40 * SECOND)
     assert (row.start_ns, row.overhead_ns) == (BEGIN_NS + SECOND, 3 * SECOND), "from when it had its nodes"
+    later = attempt_of(run_of(ready_ns=2 * SECOND), {}, CLOCK)
+    assert isinstance(later, JobRow)
+    assert later.overhead_ns == 2 * SECOND, "what passed after its end is part of the wait, or of its work"
     unknown = attempt_of(run_of(), {"n1": 8}, CLOCK)
     assert isinstance(unknown, JobRow)
     assert (unknown.gpus, unknown.unsaved_ns) == (None, None)
@@ -145,8 +148,8 @@ def test_changes_without_a_time_or_a_name_are_left_out() -> None:
 class Manager:
     """What a client of it has, with two runs to a page."""
 
-    def __init__(self, *runs: RunEntry) -> None:
-        self.runs, self.asked = list(runs), 0
+    def __init__(self, *runs: RunEntry, word: str = "c") -> None:
+        self.runs, self.asked, self.word = list(runs), 0, word
         self.manager = self
         self.url = "https://manager"
 
@@ -156,10 +159,10 @@ class Manager:
     def run_page(self, *, cluster: str = "", since: int = 0, limit: int = 2) -> RunPage:
         self.asked += 1
         later = [run for run in self.runs if run.change >= since]
-        return RunPage(cluster="c", clusters=("c",), entries=tuple(later[:limit]), more=len(later) > limit)
+        return RunPage(cluster=self.word, clusters=(self.word,), entries=tuple(later[:limit]), more=len(later) > limit)
 
     def node_page(self, *, cluster: str = "", since: int = 0) -> NodePage:
-        return NodePage(cluster="c", clusters=("c",), entries=(), more=False)
+        return NodePage(cluster=self.word, clusters=(self.word,), entries=(), more=False)
 
 
 def rows(manager: Manager, directory: Path) -> int:
@@ -175,7 +178,21 @@ def test_an_import_goes_on_where_the_one_before_had_come_to(tmp_path: Path) -> N
     assert manager.asked == 2, "the clusters, and one page"
     manager.runs.append(run_of(change=9, task=9))
     assert rows(manager, tmp_path) == 1
-    assert read_progress(str(tmp_path)) == {"c": Until(runs=10)}
+    assert read_progress(str(tmp_path), ("c",)) == {"c": Until(runs=10)}
+
+
+def test_a_second_platform_is_refused_as_its_tasks_have_the_same_numbers(tmp_path: Path) -> None:
+    runs = [run_of(change=number, task=number) for number in range(3)]
+    assert rows(Manager(*runs), tmp_path) == 3
+    tables = table_names(str(tmp_path))
+    with pytest.raises(UsageError, match=r"has the history of another platform, .* a directory of its own"):
+        rows(Manager(*runs, word="d"), tmp_path)
+    for table in tables[1:]:
+        (tmp_path / table).unlink()
+    with pytest.raises(UsageError, match="another platform"):  # also where a table is gone, and all is read anew
+        rows(Manager(*runs, word="d"), tmp_path)
+    assert table_names(str(tmp_path)) == tables[:1]
+    assert rows(Manager(*runs, word="d"), tmp_path / "other") == 3
 
 
 def test_an_import_that_was_killed_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +201,7 @@ def test_an_import_that_was_killed_loses_nothing(tmp_path: Path, monkeypatch: py
         patch.setattr(Manager, "node_page", None)
         with pytest.raises(TypeError):  # as a kill between the two tables
             rows(manager, tmp_path)
-    assert read_progress(str(tmp_path)) == {"c": Until(runs=5)}
+    assert read_progress(str(tmp_path), ("c",)) == {"c": Until(runs=5)}
     manager.asked = 0
     manager.runs.append(run_of(change=9, task=9))
     assert rows(manager, tmp_path) == 1
@@ -207,7 +224,7 @@ def test_an_import_that_was_killed_in_the_middle_of_the_runs_goes_on_with_the_pi
         patch.setattr(manager, "run_page", killed_at_the_third)
         with pytest.raises(KeyboardInterrupt):
             rows(manager, tmp_path)
-    assert read_progress(str(tmp_path)) == {"c": Until(runs=4)}
+    assert read_progress(str(tmp_path), ("c",)) == {"c": Until(runs=4)}
     assert rows(manager, tmp_path) == 1, "two pages of two are in place"
     assert len(table_names(str(tmp_path))) == 3
 
@@ -223,7 +240,7 @@ def test_a_table_that_is_gone_is_read_again(tmp_path: Path) -> None:
 def test_a_damaged_progress_begins_anew(content: bytes, tmp_path: Path) -> None:
     write_progress(str(tmp_path), {"c": Until(runs=4)})
     (tmp_path / PROGRESS).write_bytes(content)
-    assert read_progress(str(tmp_path)) == {}
+    assert read_progress(str(tmp_path), ("c",)) == {}
 
 
 @pytest.mark.parametrize("changes", [(3, 2), (2, 2), (0, 1)])

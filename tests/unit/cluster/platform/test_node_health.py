@@ -20,6 +20,7 @@ from fireflyer.cluster.core.platform.commands import (
     MoveNode,
     RecordRepair,
     RemoveNode,
+    ReportFault,
     ResumeNode,
     ReturnNode,
 )
@@ -279,6 +280,92 @@ def test_who_may_record_a_repair_and_of_what() -> None:
     unchecked = Desk("n0").command(ReturnNode("n0"), roles=(OPERATOR,))
     assert isinstance(unchecked, Refused)
     assert "node n0 is not checked" in unchecked.message
+
+
+SLOW = fault(
+    "validation", "low", cause="cpu_gemm_flop_per_s",
+    words="cpu_gemm_flop_per_s is 80.0, 20.0% below the median of 6 peers, 100",
+)  # fmt: skip
+VALIDATED = msgspec.structs.replace(ORDER, validation=("/opt/site/validate",))
+
+
+def validated(*nodes: str) -> Desk:
+    policy = msgspec.structs.replace(POLICY, required=("validation",))
+    return Desk(*nodes, checking=NodeChecking(Checks(policy=policy, order=VALIDATED)))
+
+
+def reported(desk: Desk, name: str, found: Any) -> str:
+    result = desk.command(ReportFault(name, found), user="ops", roles=(OPERATOR,))
+    assert isinstance(result, Done), result
+    return result.text
+
+
+def test_a_figure_that_a_validation_found_opens_a_ticket_and_only_a_validation_closes_it() -> None:
+    desk = validated("n0", "n1")
+    assert reported(desk, "n0", SLOW) == (
+        "node n0 is drained: validation (cpu_gemm_flop_per_s): cpu_gemm_flop_per_s is 80.0, 20.0% below the median of "
+        "6 peers, 100; ticket 1"
+    )
+    desk.pass_time(SECOND)
+    ticket = health(desk, "n0").ticket
+    assert ticket is not None
+    assert (ticket.id, ticket.fault.cause, ticket.fault.words) == (1, "cpu_gemm_flop_per_s", SLOW.words)
+    assert (node(desk, "n0").state, node(desk, "n0").drain_reason) == ("drained", ""), "no drain of a person"
+    assert health(desk, "n0").state == "reboot", "a test under load was what found it"
+    desk.checks("n0", passes("gpu_xid"))
+    assert health(desk, "n0").state == "reboot"
+    desk.command(RecordRepair("n0", Remedy.REBOOT), user="ops", roles=(OPERATOR,))
+    order = desk.orders("n0").health
+    assert order is not None
+    assert (order.check, order.validation) == ("", VALIDATED.validation)
+    desk.checks("n0", passes("validation"), probe=order.probe)
+    assert health(desk, "n0").state == "probation"
+    assert reported(desk, "n0", SLOW).endswith("; ticket 1"), "the same repair goes on"
+    desk.pass_time(SECOND)
+    assert health(desk, "n0").state == "field diagnosis"
+
+
+def test_wrong_results_are_no_matter_of_a_test_and_move_the_run() -> None:
+    desk = validated("n0", "n1")
+    task, mine, _ = running(desk)
+    wrong = fault(
+        "cpu_stress", "high", cause="wrong_result", words="1 of 9 products of matrices are wrong", at_once=True
+    )
+    assert "cpu_stress: 1 of 9 products" in reported(desk, mine, wrong)
+    assert desk.orders(mine).runs[0].wanted == "stop"
+    desk.gone(task, Cause.PROGRAM)
+    desk.pass_time(2 * SECOND)
+    assert health(desk, mine).state == "field diagnosis"
+
+
+def test_what_the_breaker_holds_stays_until_there_is_room() -> None:
+    desk = validated("n0", "n1")
+    reported(desk, "n0", SLOW)
+    assert "held by the breaker" in reported(desk, "n1", SLOW)
+    desk.checks("n1", passes("validation"))
+    assert health(desk, "n1").state == "suspect"
+    desk.command(RecordRepair("n0", Remedy.REBOOT), user="ops", roles=(OPERATOR,))
+    desk.pass_time(2 * SECOND)
+    assert health(desk, "n1").state == "reboot"
+
+
+def test_where_nothing_validates_a_node_it_is_drained_as_by_a_person() -> None:
+    for desk in (Desk("n0"), desk_of("n0")):
+        assert reported(desk, "n0", SLOW) == "node n0 gets no new run"
+        view = node(desk, "n0")
+        assert (view.state, view.drain_reason) == ("drained", f"validation: {SLOW.words}")
+
+
+def test_only_operators_report_and_only_faults() -> None:
+    desk = validated("n0", "n1")
+    refused = desk.command(ReportFault("n0", SLOW))
+    assert isinstance(refused, Refused)
+    assert "platform:operator" in refused.message
+    for found in (fault("memory", "warn"), passes("memory"), fault("memory", "low", user_made=True)):
+        refused = desk.command(ReportFault("n0", found), roles=(OPERATOR,))
+        assert isinstance(refused, Refused)
+        assert "no fault of the node" in refused.message
+    assert node(desk, "n0").state == "idle"
 
 
 def switched(desk: Desk, *, on: bool) -> Desk:

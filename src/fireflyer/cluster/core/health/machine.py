@@ -1,6 +1,6 @@
 """What a node's checks report becomes: nothing, a word to a person, a probe, a drain. A pure machine over records.
 
-    Said, Probed ─────────┐                            ┌─> Requeue    the run of the node goes elsewhere
+    Said, Probed, Reported┐                            ┌─> Requeue    the run of the node goes elsewhere
     Repaired, ReturnAsked ┼─> records (`records`) ─────┼─> Moved      history; who places tasks reads the record
     Rebooted, RunFailed, ─┤      │ `NodeHealth.asked`  └─> Tell       a person
     TimePassed            ┘      │
@@ -43,6 +43,7 @@ from fireflyer.cluster.core.health.messages import (
     Rebooted,
     Removed,
     Repaired,
+    Reported,
     ReturnAsked,
     RunFailed,
     Said,
@@ -90,6 +91,8 @@ class HealthMachine:
                 self._said(node, events, asked, now_ns)
             case Probed():
                 self._probed(event, now_ns)
+            case Reported(node, fault):
+                self._fault(self._known(node), fault, 0, now_ns)
             case Repaired(node, remedy, words, by):
                 self._repairs.repaired(self._out(node), remedy, words, by, now_ns)
             case ReturnAsked(node, words, by):

@@ -18,6 +18,7 @@ __all__ = [
     "Rebooted",
     "Removed",
     "Repaired",
+    "Reported",
     "Requeue",
     "ReturnAsked",
     "RunFailed",
@@ -44,6 +45,13 @@ class Probed(msgspec.Struct, frozen=True):
     events: tuple[Finding, ...]
     asked: int = 0
     """`HealthReport.asked`."""
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """A fault that an operator has measured, beside the checks of the node."""
+
+    node: str
+    fault: Finding
 
 
 class Repaired(msgspec.Struct, frozen=True):
@@ -90,7 +98,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     pass
 
 
-Event: TypeAlias = Said | Probed | Repaired | ReturnAsked | Rebooted | RunFailed | Removed | TimePassed
+Event: TypeAlias = Said | Probed | Reported | Repaired | ReturnAsked | Rebooted | RunFailed | Removed | TimePassed
 
 
 class Requeue(msgspec.Struct, frozen=True):

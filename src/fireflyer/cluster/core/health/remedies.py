@@ -33,6 +33,8 @@ _ECC: Final = (Remedy.RESET, Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
 _UNCORRECTABLE: Final = (Remedy.RESET, Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
 _FIRMWARE: Final = (Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
 _LOST: Final = (Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+_SLOW: Final = (Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+_WRONG: Final = (Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
 _OTHER: Final = (Remedy.TEST, Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
 _LADDER_OF_CLASS: Final[dict[XidClass, tuple[Remedy, ...]]] = {
     "software": _SOFTWARE, "nvlink": _NVLINK, "memory": _ECC, "uncorrectable": _UNCORRECTABLE, "gsp": _FIRMWARE,
@@ -41,12 +43,15 @@ _LADDER_OF_CLASS: Final[dict[XidClass, tuple[Remedy, ...]]] = {
 LADDERS: Final[dict[str, tuple[Remedy, ...]]] = {
     **{f"xid_{number}": ladder for kind, ladder in _LADDER_OF_CLASS.items() for number in TABLE_V[kind]},
     "xid_79": _LOST,
+    **dict.fromkeys(("wrong_result", "wrong_word", "wrong_byte", "wrong_block", "corruption"), _WRONG),
 }
-"""By cause. Table V names reset or reboot for Xid 79, too; the GPU has left the bus, so a reset does not reach it."""
+"""By cause. Table V names reset or reboot for Xid 79, too; the GPU has left the bus, so a reset does not reach it.
+Wrong results are of validators, under load: a test says nothing new of them."""
 
 
 def ladder_of(event: Finding) -> tuple[Remedy, ...]:
-    return LADDERS.get(event.cause, _OTHER)
+    """A cause that is a rate is a figure of a validator, below that of the peers: a test, too, has been done."""
+    return LADDERS.get(event.cause, _SLOW if event.cause.endswith("_per_s") else _OTHER)
 
 
 def remedy_of(event: Finding, faults: int) -> Remedy:

@@ -130,9 +130,13 @@ class Repairs:
         """No run is left on a node that is drained: its remedy is due."""
         self._due(record, "", now_ns)
 
-    def _due(self, record: NodeHealth, why: str, now_ns: int) -> None:
+    def remedy(self, record: NodeHealth, now_ns: int) -> Remedy:
+        """Of a node that is out."""
         event = fault_of(record)
-        remedy = remedy_of(event, self._faults(record.name, event, now_ns))
+        return remedy_of(event, self._faults(record.name, event, now_ns))
+
+    def _due(self, record: NodeHealth, why: str, now_ns: int) -> None:
+        event, remedy = fault_of(record), self.remedy(record, now_ns)
         if remedy is Remedy.TEST:
             self.test(record, now_ns, why or fault_words(event))
             return
@@ -225,7 +229,7 @@ class Repairs:
         bad = [event for event in events if is_fault(event)]
         happened = next((event for event in bad if event.once and is_certain(event)), None)
         if happened is not None and _is_of_test(record, asked):
-            self._test_failed(record, happened, now_ns)
+            self.test_failed(record, happened, now_ns)
             return
         fault, required = fault_of(record), self._required(record)
         good = {event.check for event in events if event.severity == "ok" and not event.could_not_run}
@@ -234,14 +238,14 @@ class Repairs:
         if bad:
             record = msgspec.structs.replace(record, passed=(), failed=record.failed + 1)
             if record.failed >= self._policy.probes:
-                self._test_failed(record, bad[0], now_ns)
+                self.test_failed(record, bad[0], now_ns)
                 return
         else:
             missed = [event for event in events if event.could_not_run and event.severity != "ok"]
             passed = tuple(check for check in required if check in record.passed or check in good)
             record = msgspec.structs.replace(record, passed=passed, failed=0)
             if passed == required and not missed and now_ns >= record.until_ns:
-                self._return(record, now_ns)
+                self.return_to_service(record, f"{counted(len(record.passed), 'required check')} passed", now_ns)
                 return
         if record != self._records.health.get(record.name):
             self.put(record)
@@ -253,16 +257,16 @@ class Repairs:
     def happened(self, record: NodeHealth, event: Finding, asked: int, now_ns: int) -> None:
         """An event, of which a report tells beside the test; no probe can repeat it."""
         if _is_of_test(record, asked):
-            self._test_failed(record, event, now_ns)
+            self.test_failed(record, event, now_ns)
 
-    def _test_failed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+    def test_failed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
         self.note(record, BY_MACHINE, "test failed", fault_words(event), now_ns)
         self._count_fault(record.name, event, now_ns)
         record = msgspec.structs.replace(record, fault=event, confirming=None, passed=(), failed=0)
         self._due(record, f"its test failed: {fault_words(event)}", now_ns)
 
-    def _return(self, record: NodeHealth, now_ns: int) -> None:
-        words = f"{counted(len(record.passed), 'required check')} passed"
+    def return_to_service(self, record: NodeHealth, words: str, now_ns: int) -> None:
+        """On probation. `words`: why."""
         self.note(record, BY_MACHINE, "return", words, now_ns)
         probation_ns = self._policy.probation_ns
         record = msgspec.structs.replace(record, confirming=None, until_ns=now_ns + probation_ns)

@@ -41,6 +41,7 @@ RIGHTS: Final[dict[type[Command], Right]] = {
     commands.SetPriority: Right.OWNER,
     commands.DrainNode: Right.OPERATOR,
     commands.ResumeNode: Right.OPERATOR,
+    commands.ReportFault: Right.OPERATOR,
     commands.RecordRepair: Right.OPERATOR,
     commands.ReturnNode: Right.OPERATOR,
     commands.LabelNode: Right.OPERATOR,

@@ -19,6 +19,7 @@ from fireflyer.cluster.core.platform.commands import (
     RemoveLimit,
     RemoveNode,
     RemoveReservation,
+    ReportFault,
     ResumeNode,
     ResumeTask,
     ReturnNode,
@@ -35,7 +36,7 @@ from fireflyer.cluster.core.platform.commands import (
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.messages import Commanded, Done, Settings
-from fireflyer.cluster.core.platform.node_health import NodesHealth
+from fireflyer.cluster.core.platform.node_health import NodesHealth, measured_words
 from fireflyer.cluster.core.platform.store.history import CommandDone, NodeChange
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import ConfigRow, NodeRow, RunState, TaskRow, Wish, encode_row
@@ -88,6 +89,9 @@ class Administration:
                 text = self._remove_node(node, now_ns)
                 self._health.removed(node, asked.user)
                 return text, node
+            case ReportFault(node, fault):
+                drained = self._health.reported(node, fault)
+                return drained or self._change_node(DrainNode(node, measured_words(fault)[:400])), node
             case RecordRepair() | ReturnNode():
                 return self._health.command(command, asked.user), command.node
             case _:

@@ -8,6 +8,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Policy, Reservation
 
@@ -22,6 +23,7 @@ __all__ = [
     "RemoveLimit",
     "RemoveNode",
     "RemoveReservation",
+    "ReportFault",
     "ResumeNode",
     "ResumeTask",
     "ReturnNode",
@@ -73,6 +75,14 @@ class DrainNode(msgspec.Struct, frozen=True, tag="DrainNode"):
 
 class ResumeNode(msgspec.Struct, frozen=True, tag="ResumeNode"):
     node: _Name
+
+
+class ReportFault(msgspec.Struct, frozen=True, tag="ReportFault"):
+    """A fault that was measured on it, as by `ff validate nodes`: its health takes it out, with a ticket. Where its
+    health is not checked, or nothing there validates it before it returns, it is drained as by `DrainNode`."""
+
+    node: _Name
+    fault: Finding
 
 
 class RecordRepair(msgspec.Struct, frozen=True, tag="RecordRepair"):
@@ -183,6 +193,7 @@ Command: TypeAlias = (
     | SetPriority
     | DrainNode
     | ResumeNode
+    | ReportFault
     | RecordRepair
     | ReturnNode
     | LabelNode

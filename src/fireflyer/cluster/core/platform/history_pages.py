@@ -33,6 +33,8 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     """When the state of its last checkpoint was taken."""
     overhead_ns: int
     """From the decision until its ranks were ready, and from its end until the manager knew."""
+    ready_ns: int | None = None
+    """Of `overhead_ns` what was before its ranks were ready; None: it has not begun, or an older release says it."""
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from fireflyer.base.errors import NotFound, UsageError
-from fireflyer.cluster.core.health.findings import findings_of, no_result
+from fireflyer.cluster.core.health.findings import Finding, findings_of, is_fault, no_result
 from fireflyer.cluster.core.health.machine import HealthMachine
 from fireflyer.cluster.core.health.messages import (
     Effect,
@@ -20,6 +20,7 @@ from fireflyer.cluster.core.health.messages import (
     Rebooted,
     Removed,
     Repaired,
+    Reported,
     Requeue,
     ReturnAsked,
     RunFailed,
@@ -33,9 +34,9 @@ from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.store.history import NodeChange
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import Wish
-from fireflyer.cluster.schema.sync import HealthHeard, HealthOrder, HealthReport, Sync
+from fireflyer.cluster.schema.sync import VALIDATION, HealthHeard, HealthOrder, HealthReport, Sync
 
-__all__ = ["NodesHealth"]
+__all__ = ["NodesHealth", "measured_words"]
 
 
 class _Nodes:
@@ -55,6 +56,12 @@ class _Nodes:
 
     def is_busy(self, node: str, /) -> bool:
         return self._ledger.places.get(node) is not None
+
+
+def measured_words(fault: Finding) -> str:
+    """What a validator has found, for the reason of a drain: `validation: cpu_gemm_flop_per_s is 80, ...`"""
+    words = fault.words or fault.cause
+    return f"{VALIDATION}: {words}" if fault.check == VALIDATION else f"{VALIDATION}: {fault.check}: {words}"
 
 
 class NodesHealth:
@@ -141,6 +148,28 @@ class NodesHealth:
         row = self._ledger.health.get(node)
         when = "when its run has ended" if row is not None and row.test_asked else ""
         return " ".join(part for part in (f"node {node} is tested", after, when) if part)
+
+    def reported(self, node: str, fault: Finding) -> str:
+        """A fault of the check `VALIDATION`: what was measured has happened, and the validation of the node must pass
+        before it returns. Empty: nothing validates the node, so its health cannot take it back. Raises `NotFound`,
+        `UsageError`."""
+        if self._ledger.nodes.get(node) is None:
+            raise NotFound(f"there is no node {node}")
+        if not is_fault(fault) or fault.could_not_run or fault.user_made:
+            raise UsageError(f"{fault.check} of node {node} is no fault of the node; report what is low or high")
+        order = self._order(node)
+        if order is None or not order.validation:
+            return ""
+        words = measured_words(fault).removeprefix(f"{VALIDATION}: ")[:400]
+        fault = msgspec.structs.replace(fault, check=VALIDATION, words=words, at_once=True, once=True)
+        before = self._ledger.health.get(node)
+        self._feed(Reported(node, fault))
+        row = self._ledger.health.get(node)
+        if row is None or row is before:
+            state = row.state.value if row is not None else "healthy"
+            return f"node {node} is {state} for another fault: nothing is changed"
+        ticket = f"; ticket {row.ticket}" if row.ticket else ""
+        return f"node {node} is {row.state.value}: {row.reason}{ticket}"
 
     def removed(self, node: str, user: str) -> None:
         self._feed(Removed(node, user))

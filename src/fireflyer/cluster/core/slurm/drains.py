@@ -16,12 +16,14 @@ smaller than it was: they were within the share once, and their nodes are faulty
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
 from fireflyer.base.health_event import HealthEvent
+from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.slurm.findings import Evidence
 from fireflyer.cluster.core.slurm.fleet import FleetNode, NodeJob
 from fireflyer.cluster.core.slurm.node_record import DAY_S, DrainRecord
@@ -35,6 +37,8 @@ __all__ = [
     "drain_reason",
     "is_own",
     "jobs_to_requeue",
+    "reason_fault",
+    "worst_fault",
 ]
 
 Step = Literal["check", "prolog", "epilog", "resume"]
@@ -99,6 +103,15 @@ def _needs_validation(node: FleetNode) -> bool:
     return node.reason.rpartition(" (")[0].endswith(VALIDATE)
 
 
+def reason_fault(node: FleetNode, now_s: int) -> HealthEvent:
+    """What our reason says of the fault, where the node has forgotten it."""
+    check = _check_of(node)
+    known = re.fullmatch(r"[a-z][a-z0-9_]{0,63}", check) is not None
+    return HealthEvent(
+        check=check if known else "health", severity="low", words=node.reason[:400], seen_ns=now_s * SECOND
+    )
+
+
 def _check_of(node: FleetNode) -> str:
     """That found the fault for which the node is drained by us."""
     return node.reason.removeprefix(PREFIX).partition(" ")[0].rstrip(":")
@@ -145,7 +158,7 @@ def decide(
     node = fleet.get(name)
     if node is None:
         return Decision(f"Slurm knows no node {name}; give its name with --node")
-    fault = _worst(evidence.faults, busy=node.busy)
+    fault = worst_fault(evidence.faults, busy=node.busy)
     if fault is None:
         if evidence.faults:
             return Decision(
@@ -180,6 +193,8 @@ def _without_fault(
         return Decision(f"drained by ff; {', '.join(missed)} found a fault, and could not run now")
     if evidence.validated:
         return Decision("its checks and validators pass: it serves again", undrain=True)
+    if evidence.repair:
+        return Decision(f"drained by ff; its checks pass, but {evidence.repair}")
     if _needs_validation(node):
         return Decision("drained by ff; its checks pass, but what happened stays: run `ff health slurm resume` on it")
     waits_s = _back_off_s(record, limits, now_s) - max(0, now_s - node.since_s)
@@ -193,14 +208,14 @@ def _back_off_s(record: DrainRecord, limits: DrainLimits, now_s: int) -> int:
     return min(DAY_S, limits.back_off_s << (before - 1)) if before > 0 else 0
 
 
-def _worst(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
-    """Never more than low is what a user can have made."""
+def worst_fault(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
+    """For which a node is drained. Never more than low is what a user can have made; None: nothing counts."""
     return min(_counted(faults, busy=busy), key=lambda event: (event.user_made, event.severity != "high"), default=None)
 
 
 def _event_of(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
     """The worst of those that happened."""
-    return _worst([event for event in faults if event.once], busy=busy)
+    return worst_fault([event for event in faults if event.once], busy=busy)
 
 
 def _counted(faults: Sequence[HealthEvent], *, busy: bool) -> list[HealthEvent]:

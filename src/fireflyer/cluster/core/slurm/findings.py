@@ -40,6 +40,8 @@ class Evidence(NamedTuple):
     validated: bool = False
     not_run: tuple[str, ...] = ()
     """Checks that came to no result, required or not: a fault that one of them has found is not gone."""
+    repair: str = ""
+    """What has to be done before the node serves; empty: nothing."""
 
 
 class Findings(NamedTuple):

@@ -13,6 +13,7 @@ import msgspec
 
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.cluster.core.slurm.findings import Key, key_of, uncertain
+from fireflyer.cluster.core.slurm.repair import RepairRecord
 
 __all__ = ["DAY_S", "DrainRecord", "PendingEvent", "Suspicion"]
 
@@ -70,6 +71,8 @@ class DrainRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unsettled: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
     """Reason of a drain after which it was not yet looked whether the breaker leaves room for it: the round that made
     it was cut off."""
+
+    repair: RepairRecord = RepairRecord()
 
     def current(self, now_s: int) -> tuple[DrainRecord, tuple[HealthEvent, ...]]:
         """Without what is older than a day; and the events that are forgotten so. A clock that was set back makes

@@ -55,7 +55,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model: Annotated[str, msgspec.Meta(max_length=200)]
     """Nodes are compared with those of the same model."""
     seen_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    figures: Annotated[dict[_Name, _Value], msgspec.Meta(max_length=256)] = {}
+    figures: Annotated[dict[_Name, _Value], msgspec.Meta(max_length=2048)] = {}
+    """16 GPUs and 16 NUMA nodes have 1,248 paths."""
     digests: Annotated[dict[_Name, Annotated[str, msgspec.Meta(max_length=128)]], msgspec.Meta(max_length=256)] = {}
 
 
