@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from fireflyer.cli import main
+from fireflyer.codesign.model.config import MODEL_TYPES
 from fireflyer.planning import NetworkFile, NodePrice, PriceList, SourcedValue
 from fireflyer.planning.network_file import Family
 
@@ -56,6 +57,11 @@ def test_every_key_and_family_is_named() -> None:
     keys |= set(SourcedValue.__struct_fields__)
     for name in {*keys, *get_args(Family)}:
         assert name in named or any(table in TEXT for table in (f"[{name}.", f"[{name}]", f"[[{name}]]")), name
+
+
+def test_every_type_of_model_is_named() -> None:
+    table = TEXT[TEXT.index("| understood |") : TEXT.index("Of these types, too")]
+    assert set(re.findall(r"`(\w+)`", table)) - {"model_type"} == set(MODEL_TYPES)
 
 
 def test_the_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
