@@ -10,9 +10,10 @@ import click
 
 from fireflyer.base.units import SECOND
 
-__all__ = ["Duration", "PositiveNumber", "WholeNumber"]
+__all__ = ["Duration", "NumberOrRange", "PositiveNumber", "WholeNumber"]
 
 _DURATION = re.compile(r"([0-9]{1,6})(s|m|h|d)")
+_RANGE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?)(?:-([0-9]{1,12}(?:\.[0-9]{0,12})?))?")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -35,6 +36,22 @@ class PositiveNumber(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number", param, ctx)
         return number
+
+
+class NumberOrRange(click.ParamType[Any]):
+    """`1.5`, or `1.0-1.5` for what lies between the two, as a pair of bounds; 0 or more."""
+
+    name = "range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        match = _RANGE.fullmatch(value)
+        low = float(match[1]) if match else 0.0
+        high = float(match[2]) if match and match[2] else low
+        if match is None or low > high:
+            self.fail(f"{value!r} is no number and no range; write it like 1.2 or 1.0-1.5", param, ctx)
+        return low, high
 
 
 class Duration(click.ParamType[Any]):

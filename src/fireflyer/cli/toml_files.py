@@ -42,7 +42,7 @@ def read_toml(
         return msgspec.toml.decode(data, type=config_type)
     except msgspec.ValidationError as error:
         line = line_of(data.decode(errors="replace"), str(error))
-        said = f"{in_words(str(error))}{_choices(config_type, str(error))}{see}"
+        said = f"{in_words(str(error))}{_advice(config_type, str(error))}{see}"
         raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {said}") from error
     except (*DECODE_ERRORS, UsageError) as error:
         raise UsageError(f"{name} {path!r}: {error}{see}") from error
@@ -87,17 +87,29 @@ def line_of(text: str, error: str) -> int:
     return best
 
 
-def _choices(config_type: type[msgspec.Struct], error: str) -> str:
-    """What a value may be that the decoder does not know: it names the wrong one alone."""
+def _advice(config_type: type[msgspec.Struct], error: str) -> str:
+    """What a value may be that the decoder does not know, or the keys of a table where there is none: the decoder names
+    only what is wrong."""
+    kinds = [one for kind in _kinds_at(config_type, error) for one in _alternatives(kind)]
+    if "Invalid enum value" in error:
+        values = [value for one in kinds for value in _values(one)]
+        return f"; use {', '.join(map(str, values))}" if values else ""
+    if "Expected `object" in error:
+        keys = [field.encode_name for one in kinds if isinstance(one, inspect.StructType) for field in one.fields]
+        return f"; write a table with {', '.join(keys)}" if keys else ""
+    return ""
+
+
+def _kinds_at(config_type: type[msgspec.Struct], error: str) -> list[inspect.Type]:
+    """Types of the value that the decoder complains of."""
     found = _PLACE.search(error)
-    if found is None or "Invalid enum value" not in error:
-        return ""
+    if found is None:
+        return []
     kinds = [inspect.type_info(config_type)]
     for step in _STEP.finditer(found["place"]):
         name = step["name"]
         kinds = [inner for kind in kinds for inner in _inside(kind, None if name == "..." else name)]
-    values = [value for kind in kinds for one in _alternatives(kind) for value in _values(one)]
-    return f"; use {', '.join(map(str, values))}" if values else ""
+    return kinds
 
 
 def _alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:

@@ -36,6 +36,8 @@ class Amount(NamedTuple):
         return (self.low + self.high) / 2
 
     def __str__(self) -> str:
+        if self.low < self.high == math.inf:
+            return f"{Amount(self.low, self.low)} or more"
         if self.low == self.high:
             return f"{self.low:,.4g}" if self.low < 10_000 else f"{self.low:,.0f}"
         return f"{Amount(self.low, self.low)} to {Amount(self.high, self.high)}"

@@ -20,7 +20,7 @@ from fireflyer.netsim import Settings, first_rates, pattern_transfers
 from fireflyer.planning.amounts import Amount, amount_of
 from fireflyer.planning.costs import Ownership, bill_of, break_even_hours, cost_of_ownership, price_bill
 from fireflyer.planning.network_file import NetworkFile
-from fireflyer.planning.prices import PriceList
+from fireflyer.planning.prices import PriceList, SourcedValue
 from fireflyer.planning.step_traffic import SimulatedStep, checkpoint_load, simulate_step, transfers_of
 from fireflyer.planning.traffic import MAX_STORAGE_NODES, nodes_of_kind
 from fireflyer.topology.fabrics import Fabric, NodeGroup
@@ -83,12 +83,11 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """That end a job; the clusters of arXiv:2410.21680 had 6.5."""
     storage: StoragePart | None = None
     prices: str | None = None
-    rent_per_gpu_hour: float | tuple[float, float] | None = None
+    rent_per_gpu_hour: SourcedValue | None = None
+    """None: that of the prices."""
 
     def __post_init__(self) -> None:
         amount_of(self.failures_per_1000_node_days, "failures_per_1000_node_days")
-        if self.rent_per_gpu_hour is not None:
-            amount_of(self.rent_per_gpu_hour, "rent_per_gpu_hour")
         _more_than_0("training.tokens", self.training.tokens)
         _more_than_0("checkpoint.bytes_per_parameter", self.checkpoint.bytes_per_parameter)
         for name in ("stall_s", "restart_s"):
@@ -140,7 +139,7 @@ class CostAnswer(msgspec.Struct, frozen=True, kw_only=True):
     million_tokens: Amount
     rented_run: Amount | None
     owning_is_cheaper_after_hours: Amount | None
-    """Of use; None without a rent, or where it never is."""
+    """Of use, as `break_even_hours` has it; None without a rent, or where it never is."""
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -357,7 +356,8 @@ def _cost(
         raise UsageError(f"the prices say of no node how many GPUs it has; add nodes.{given.gpu_kind}.gpus = 8")
     hours = days.times(plan.world_size * DAY_S / HOUR_S)
     run = own.per_gpu_hour.times(hours)
-    rent = None if given.rent_per_gpu_hour is None else amount_of(given.rent_per_gpu_hour, "rent_per_gpu_hour")
+    rented = given.rent_per_gpu_hour or prices.rent_per_gpu_hour
+    rent = None if rented is None else rented.amount
     return CostAnswer(
         currency=prices.currency,
         network=bill.price("switch", "cable"),

@@ -6,18 +6,21 @@ cost_of_ownership(bill, prices, gpus=10_000).per_gpu_hour
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from fireflyer.base.errors import UsageError
 from fireflyer.planning.amounts import Amount, amount_of
 from fireflyer.planning.prices import NodePrice, Price, PriceList
-from fireflyer.topology.fabrics import Fabric
+from fireflyer.topology.fabrics import Counts, Fabric
 
-__all__ = ["BillLine", "Ownership", "PricedBill", "PricedLine", "bill_of", "break_even_hours", "cost_of_ownership"]
-__all__ += ["price_bill"]
+__all__ = ["BillLine", "Ownership", "PricedBill", "PricedLine", "bill_of", "bill_of_counts", "break_even_hours"]
+__all__ += ["cost_of_ownership", "price_bill"]
 
 HOURS_PER_YEAR: Final = 8766.0
+COUNTED_NODE: Final = "node"
+"""Of which `bill_of_counts` has cables."""
 Item = Literal["switch", "cable", "node"]
 
 
@@ -76,6 +79,16 @@ def bill_of(fabric: Fabric, *, with_nodes: bool = False, frame_switch: bool = Fa
     return tuple(lines)
 
 
+def bill_of_counts(counts: Counts) -> tuple[BillLine, ...]:
+    """Switches and cables of a network that is known by its numbers alone: a list has their prices as `switch`, `link`
+    and `endpoint`."""
+    return (
+        BillLine("switch", "switch", counts.switches),
+        BillLine("cable", "switch-switch", counts.links),
+        BillLine("cable", f"{COUNTED_NODE}-switch", counts.endpoints),
+    )
+
+
 def price_bill(bill: Sequence[BillLine], prices: PriceList, kinds: Sequence[str] = ()) -> PricedBill:
     """`kinds`: of nodes, whose cables may have one price for all. Raises `UsageError` for what has no price."""
     lines, flops, gpus = [], 0.0, 0
@@ -100,16 +113,16 @@ def _price_of(line: BillLine, prices: PriceList, kinds: Sequence[str]) -> Price:
     if line.item == "node":
         return prices.of_node(line.name)
     below, _, above = line.name.rpartition("-")
-    return prices.of_cable(below, above, of_node=below in kinds)
+    return prices.of_cable(below, above, of_node=below in kinds or below == COUNTED_NODE)
 
 
 def cost_of_ownership(bill: PricedBill, prices: PriceList) -> Ownership:
     """Purchase, energy and upkeep over `prices.years`."""
     purchase = bill.price()
     watts = bill.watts("switch", "cable").plus(bill.watts("node").times(prices.utilisation))
-    building = watts.times(amount_of(prices.pue, "pue"))
+    building = watts.times(prices.power_ratio)
     energy = building.times(HOURS_PER_YEAR * prices.years / 1000).times(prices.per_kwh)
-    upkeep = purchase.times(amount_of(prices.upkeep_per_year, "upkeep_per_year")).times(prices.years)
+    upkeep = purchase.times(prices.upkeep).times(prices.years)
     total = purchase.plus(energy).plus(upkeep)
     hours = HOURS_PER_YEAR * prices.years * prices.utilisation
     return Ownership(
@@ -124,8 +137,10 @@ def cost_of_ownership(bill: PricedBill, prices: PriceList) -> Ownership:
 
 
 def break_even_hours(bill: PricedBill, prices: PriceList, rent_per_gpu_hour: Amount) -> Amount | None:
-    """Hours of use after which having it has cost less than renting as many GPUs by the hour; None where it never does,
-    since an hour of its energy and upkeep costs as much as the rent. Raises `UsageError` without priced GPUs."""
+    """Hours of use after which having it has cost less than renting as many GPUs by the hour. `low` is with the lowest
+    costs and the highest rent, `high` with the opposite; it is infinite where owning then never costs less, since an
+    hour of energy and upkeep costs as much as the rent. None: it never does, whatever the inputs are between their
+    bounds. Raises `UsageError` without priced GPUs."""
     if not bill.gpus:
         raise UsageError("the bill has no GPUs; give prices of nodes with gpus = 8")
     bounds = []
@@ -136,10 +151,8 @@ def break_even_hours(bill: PricedBill, prices: PriceList, rent_per_gpu_hour: Amo
         (own.purchase.high, own.energy.high + own.upkeep.high, rent_per_gpu_hour.low),
     ):
         saved = rent * bill.gpus - running / hours
-        if saved <= 0:
-            return None
-        bounds.append(purchase / saved)
-    return Amount(*bounds)
+        bounds.append(purchase / saved if saved > 0 else math.inf)
+    return None if math.isinf(bounds[0]) else Amount(*bounds)
 
 
 def _sum(amounts: Iterable[Amount]) -> Amount:

@@ -11,7 +11,25 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.planning.amounts import Amount, amount_of
 
-__all__ = ["NodePrice", "Price", "PriceList"]
+__all__ = ["NodePrice", "Price", "PriceList", "SourcedValue"]
+
+
+class SourcedValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An input that is no price of a piece: of electricity, of rent, a ratio."""
+
+    value: float | tuple[float, float]
+    """Two numbers are a range."""
+    source: str
+    date: str
+    """When the source said so: 2024-08."""
+
+    def __post_init__(self) -> None:
+        amount_of(self.value, "value")
+        _check_source("a value", self.source, self.date)
+
+    @property
+    def amount(self) -> Amount:
+        return amount_of(self.value, "value")
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,8 +45,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         amount_of(self.price, "price")
         amount_of(self.watts, "watts")
-        if not self.source or not self.date:
-            raise UsageError("a price has no source or no date; say whose figure it is, and of when")
+        _check_source("a price", self.source, self.date)
 
 
 class NodePrice(Price, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,20 +65,21 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cables: dict[str, Price] = {}
     """Of one link with what is plugged into both ends."""
     nodes: dict[str, NodePrice] = {}
-    electricity_per_kwh: float | tuple[float, float] = 0.0
-    pue: float | tuple[float, float] = 1.0
-    """Power of the building over that of its machines."""
-    upkeep_per_year: float | tuple[float, float] = 0.0
-    """Share of the price of all equipment: repairs, spares, staff."""
+    electricity_per_kwh: SourcedValue | None = None
+    """None: it costs nothing."""
+    pue: SourcedValue | None = None
+    """Power of the building over that of its machines; None: 1."""
+    upkeep_per_year: SourcedValue | None = None
+    """Share of the price of all equipment: repairs, spares, staff; None: nothing."""
+    rent_per_gpu_hour: SourcedValue | None = None
+    """Of GPUs of others, beside which owning is put; None: beside nothing."""
     years: float = 5.0
     utilisation: float = 1.0
     """Share of the time in which nodes draw their power and compute."""
 
     def __post_init__(self) -> None:
-        amount_of(self.electricity_per_kwh, "electricity_per_kwh")
-        amount_of(self.upkeep_per_year, "upkeep_per_year")
-        if amount_of(self.pue, "pue").low < 1:
-            raise UsageError(f"pue is {self.pue}; a building draws at least what its machines do: 1 or more")
+        if self.power_ratio.low < 1:
+            raise UsageError(f"pue is {self.power_ratio}; a building draws at least what its machines do: 1 or more")
         if not 0 < self.years <= 50:
             raise UsageError(f"years is {self.years}; use more than 0 and at most 50")
         if not 0 < self.utilisation <= 1:
@@ -73,7 +91,7 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def of_cable(self, below: str, above: str, *, of_node: bool) -> Price:
         """Raises `UsageError`."""
-        names = [f"{below}-{above}", *([f"node-{above}", "endpoint"] if of_node else ["link"])]
+        names = list(dict.fromkeys([f"{below}-{above}", *([f"node-{above}", "endpoint"] if of_node else ["link"])]))
         for name in names:
             if name in self.cables:
                 return self.cables[name]
@@ -94,4 +112,23 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def per_kwh(self) -> Amount:
-        return amount_of(self.electricity_per_kwh, "electricity_per_kwh")
+        return _amount(self.electricity_per_kwh, 0.0)
+
+    @property
+    def power_ratio(self) -> Amount:
+        """Power of the building over that of its machines."""
+        return _amount(self.pue, 1.0)
+
+    @property
+    def upkeep(self) -> Amount:
+        """Share of the price of all equipment, of a year."""
+        return _amount(self.upkeep_per_year, 0.0)
+
+
+def _amount(given: SourcedValue | None, otherwise: float) -> Amount:
+    return Amount(otherwise, otherwise) if given is None else given.amount
+
+
+def _check_source(what: str, source: str, date: str) -> None:
+    if not source or not date:
+        raise UsageError(f"{what} has no source or no date; say whose figure it is, and of when")

@@ -10,7 +10,8 @@ from typing import get_args
 import pytest
 
 from fireflyer.cli import main
-from fireflyer.planning import NetworkFile, NodePrice, PriceList
+from fireflyer.codesign.model.config import MODEL_TYPES
+from fireflyer.planning import NetworkFile, NodePrice, PriceList, SourcedValue
 from fireflyer.planning.network_file import Family
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/plan-network.md").read_text()
@@ -28,7 +29,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     (tmp_path / "config.json").write_text(blocks("json")[0])
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 21
+    assert len(commands) == 22
     said = []
     for command in commands:
         assert main(command) == 0, command
@@ -46,21 +47,36 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "parameters: 13,015,864,320" in said[15]
     assert "share of GPUs for prefill: 0." in said[16]
     assert "HFReduce, GB/s as flows over all links: 9.375" in said[17]
+    assert "depends on prices" in " ".join(said[21].split())
     assert "times as long for experts with a KV cache beside them: 1.6" in said[18]
 
 
 def test_every_key_and_family_is_named() -> None:
     named = set(re.findall(r"`([\w-]+)`", TEXT)) | set(re.findall(r"^(\w+) = ", TEXT, re.MULTILINE))
     keys = {*NetworkFile.__struct_fields__, *PriceList.__struct_fields__, *NodePrice.__struct_fields__}
+    keys |= set(SourcedValue.__struct_fields__)
     for name in {*keys, *get_args(Family)}:
-        assert name in named or f"[{name}." in TEXT or f"[[{name}]]" in TEXT, name
+        assert name in named or any(table in TEXT for table in (f"[{name}.", f"[{name}]", f"[[{name}]]")), name
 
 
-def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    transfers, exports, fabrics = blocks("python")
+def test_every_type_of_model_is_named() -> None:
+    table = TEXT[TEXT.index("| understood |") : TEXT.index("Of these types, too")]
+    assert set(re.findall(r"`(\w+)`", table)) - {"model_type"} == set(MODEL_TYPES)
+
+
+def test_the_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(blocks("json")[0])
+    monkeypatch.chdir(tmp_path)
+    transfers, exports, model, patterns, fabrics = blocks("python")
     exec(transfers, {})
     assert capsys.readouterr().out == "[0.001 0.003]\n[0.00100449 0.00300898]\n11938 0.036 s\n"
     exec(exports, {})
     assert capsys.readouterr().out.startswith("a step of 8 pipelines: ")
+    exec(model, {})
+    assert capsys.readouterr().out.startswith("13,015,864,320 parameters, 1.68 GB of cache for a sequence\n")
+    exec(patterns, {})
+    rates = re.findall(r"([0-9]+)%", said := capsys.readouterr().out)
+    assert int(rates[0]) < int(rates[1]) <= 100
+    assert re.search(r"last of 32 ends after 1\.[0-9]+ times its own time", said)
     exec(fabrics, {})
     assert capsys.readouterr().out.startswith("48 256 4\n")

@@ -27,6 +27,7 @@ from fireflyer.planning import (
     NodePrice,
     Price,
     PriceList,
+    SourcedValue,
     StoragePart,
     TrainingPart,
 )
@@ -226,7 +227,7 @@ def _clusters() -> list[ClusterPlan]:
             failures_per_1000_node_days=(1.5, 2.5),
             storage=StoragePart(kind="s6", write_bytes_per_s=1.5, replicas=3),
             prices="s7",
-            rent_per_gpu_hour=(0.5, 1.5),
+            rent_per_gpu_hour=_sourced_values()[1],
             **common,
         ),
     ]
@@ -267,9 +268,14 @@ def _node_prices() -> list[NodePrice]:
     ]
 
 
+def _sourced_values() -> list[SourcedValue]:
+    return [SourcedValue(value=value, source="s1", date="s2") for value in (0.5, (0.5, 1.5))]
+
+
 def _price_lists() -> list[PriceList]:
     pieces = {f"s{at}": price for at, price in enumerate(_prices())}
     nodes = {f"s{at}": price for at, price in enumerate(_node_prices())}
+    number, range_ = _sourced_values()
     return [
         PriceList(currency="s1"),
         PriceList(
@@ -277,9 +283,10 @@ def _price_lists() -> list[PriceList]:
             switches=pieces,
             cables=pieces,
             nodes=nodes,
-            electricity_per_kwh=(0.5, 1.5),
-            pue=1.5,
-            upkeep_per_year=0.5,
+            electricity_per_kwh=range_,
+            pue=SourcedValue(value=1.5, source="s1", date="s2"),
+            upkeep_per_year=number,
+            rent_per_gpu_hour=range_,
             years=2.5,
             utilisation=0.5,
         ),
@@ -308,6 +315,7 @@ GIVEN: Final[Given] = {
     Price: _prices,
     NodePrice: _node_prices,
     PriceList: _price_lists,
+    SourcedValue: _sourced_values,
     ExecRequest: _exec_requests,
     Plan: _plans,
     Declaration: _declarations,

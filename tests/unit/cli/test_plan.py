@@ -22,7 +22,11 @@ count = 32
 """
 PRICES = """
 currency = "USD"
-electricity_per_kwh = 0.1
+
+[electricity_per_kwh]
+value = 0.1
+source = "tariff"
+date = "2024-08"
 
 [switches.switch]
 price = [9000, 11000]
@@ -101,6 +105,40 @@ def test_costs_are_sums_of_the_prices(capsys: pytest.CaptureFixture[str], networ
     assert "GPU hour: " in said(capsys, "network", network, "--prices", prices, "--nodes")
 
 
+def test_rent_is_a_range_of_the_prices_or_of_an_option(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    prices = Path(network).with_name("prices.toml")
+    arguments = ("network", network, "--prices", str(prices), "--json")
+
+    def hours(*more: str) -> list[float | None] | str | None:
+        cost: dict[str, Any] = json.loads(said(capsys, *arguments, *more))["cost"]
+        return cost.get("hours after which owning is cheaper")
+
+    one, other, both, seldom = (hours("--rent", rent) for rent in ("2", "1.5", "1.5-2", "0.001-2"))
+    assert isinstance(one, list)
+    assert isinstance(other, list)
+    assert both == [one[0], other[1]]
+    assert seldom == [one[0], None], "with the lowest rent never"
+    assert "owning is cheaper: 6,6" in (text := said(capsys, *arguments[:-1], "--rent", "0.001-2"))
+    assert " or more" in text
+    assert hours("--rent", "0.001") == "never"
+    prices.write_text(PRICES + '[rent_per_gpu_hour]\nvalue = [1.5, 2.0]\nsource = "offer"\ndate = "2024-08"\n')
+    assert hours() is None, "of switches and cables alone"
+    assert hours("--nodes") == both
+    assert hours("--nodes", "--rent", "2") == one
+    for rent in ("-1", "2-1", "1-", "nan", "1e3", "1-2-3", "inf"):
+        assert "write it like 1.2 or 1.0-1.5" in refused(capsys, *arguments, f"--rent={rent}")
+
+
+@pytest.mark.parametrize("key", ["electricity_per_kwh", "pue", "upkeep_per_year", "rent_per_gpu_hour"])
+def test_a_value_without_source_and_date_is_one_line(
+    capsys: pytest.CaptureFixture[str], network: str, key: str
+) -> None:
+    prices = Path(network).with_name("prices.toml")
+    prices.write_text(f'currency = "USD"\n{key} = 1.5\n' + PRICES[PRICES.index("[switches") :])
+    words = f"line 2: {key}: expected `object`, got `float`; write a table with value, source, date; its keys: "
+    assert words in refused(capsys, "network", network, "--prices", str(prices))
+
+
 def test_gpus_of_a_node_reach_other_planes_over_nvlink(capsys: pytest.CaptureFixture[str], network: str) -> None:
     Path(network).write_text(
         'name = "planes"\nfamily = "multi-plane"\nradix = 8\nplanes = 4\ngbit_per_s = 400\n'
@@ -121,10 +159,10 @@ def test_gpus_of_nodes_are_bounded_as_nodes_are(
         'name = "planes"\nfamily = "multi-plane"\nradix = 8\nplanes = 4\ngbit_per_s = 400\n'
         '[[nodes]]\nkind = "gpu"\ncount = 16\nports = 4\n'
     )
-    monkeypatch.setattr("fireflyer.cli.plan.traffic.MAX_NODES", 63)
+    monkeypatch.setattr("fireflyer.planning.network_traffic.MAX_NODES", 63)
     assert traffic(capsys, network)["transfers"] == 16
     said_instead = refused(capsys, "network", network, "--traffic", "permutation", "--nvlink", "160")
-    assert "up to 63 GPUs and nodes with one port; this one has 64" in said_instead
+    assert "up to 63 GPUs and nodes with one port; planes has 64" in said_instead
 
 
 def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], network: str) -> None:
@@ -276,9 +314,12 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
         (("--fail-link", "leaf0-spine0"), "need --traffic PATTERN"),
         (("--nvlink", "100"), "need --traffic PATTERN"),
         (("--traffic", "ring", "--nvlink", "0"), "is not in the range"),
-        (("--traffic", "ring", "--nvlink", "100"), "--nvlink is of nodes with several ports, and small has none"),
-        (("--traffic", "ring", "--nvlink", "100", "--latency", "roce"), "leave out --nvlink"),
-        (("--traffic", "ring", "--window", "1"), "--window needs --back-pressure"),
+        (
+            ("--traffic", "ring", "--nvlink", "100"),
+            "and small has no nodes with several ports",
+        ),
+        (("--traffic", "ring", "--nvlink", "100", "--latency", "roce"), "leave out NVLink"),
+        (("--traffic", "ring", "--window", "1"), "a window needs back-pressure"),
         (("--traffic", "ring", "--fail-link", "leaf0-spine0", "--back-pressure"), "do not go together"),
         (("--fail-plane", "0"), "need --traffic PATTERN"),
         (("--latency", "roce"), "need --traffic PATTERN"),
@@ -294,14 +335,15 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
         (("--traffic", "ring", "--fail-link", "leaf0-spine0@1.2.3"), "1.2.3 is no number of seconds"),
         (("--traffic", "ring", "--fail-link", "leaf0-spine0@2-1"), "a repair comes later"),
         (("--traffic", "ring", "--lanes", "3"), "two weights above 0"),
-        (("--traffic", "ring", "--level-lanes", "0:0"), "--level-lanes needs --lanes"),
+        (("--traffic", "ring", "--level-lanes", "0:0"), "level lanes need the weights of both lanes"),
         (("--traffic", "ring", "--lanes", "1:1", "--level-lanes", "0:2"), "0 or 1, as in 0:0"),
         (("--traffic", "ring", "--lanes", "0:1"), "two weights above 0"),
+        (("--traffic", "ring", "--lanes", "1.1.1:1"), "two weights above 0"),
         (("--traffic", "ring", "--lanes", "1:1"), 'nodes of kind "storage"'),
         (("--traffic", "storage-reads"), 'no nodes of kind "storage"'),
-        (("--traffic", "storage-reads", "--lanes", "1:1"), "--lanes adds reads to traffic between nodes"),
+        (("--traffic", "storage-reads", "--lanes", "1:1"), "lanes add reads to traffic between nodes"),
         (("--traffic", "ring", "--back-pressure", "--size", "1TiB"), "fewer bytes, or larger packets"),
-        (("--traffic", "storage-reads", "--size", "0"), "--size 0 leaves nothing to send"),
+        (("--traffic", "storage-reads", "--size", "0"), "transfers of 0 bytes leave nothing to send"),
     ],
 )
 def test_mistakes_in_traffic_are_one_line(
@@ -431,6 +473,20 @@ def test_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(said(capsys, "figure", "all", "--json"))
     assert {figure["name"] for figure in shown} >= {"ff-table-2", "v3-table-4"}
     assert "lists their names" in refused(capsys, "figure", "v3-table-9")
+
+
+def test_prices_of_a_published_table_are_inputs(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    prices = str(Path(network).with_name("prices.toml"))
+    text = said(capsys, "figure", "v3-table-3")
+    assert "depends on prices" in " ".join(text.split())
+    (figure,) = json.loads(said(capsys, "figure", "v3-table-3", "--prices", prices, "--json"))
+    cost = {row["what"]: row for row in figure["rows"]}["FT2: cost"]
+    low = (96 * 9000 + 2048 * 300 + 2048 * 200) / 1e6
+    assert (cost["verdict"], cost["depends_on"]) == ("does not follow", "prices")
+    assert cost["computed_bounds"] == pytest.approx([low, low + 96 * 2000 / 1e6])
+    assert "to" in said(capsys, "figure", "v3-table-3", "--prices", prices)
+    Path(prices).write_text(PRICES.replace("USD", "EUR"))
+    assert "give prices in USD" in refused(capsys, "figure", "v3-table-3", "--prices", prices)
 
 
 def test_what_limits_a_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

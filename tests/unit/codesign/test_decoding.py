@@ -6,6 +6,7 @@ import json
 import random
 from importlib.resources import files
 
+import msgspec
 import pytest
 
 from fireflyer.base.errors import UsageError
@@ -27,7 +28,7 @@ from fireflyer.codesign.decoding import (
     split_gpus,
     token_seconds,
 )
-from fireflyer.codesign.model import count_parameters, shape_from_config
+from fireflyer.codesign.model import TokenIndex, count_parameters, shape_from_config
 
 V3, V2, QWEN = (
     shape_from_config(json.loads(files("fireflyer.planning").joinpath("models", f"{name}.json").read_bytes()))
@@ -92,6 +93,12 @@ def test_one_request_reads_the_parameters_that_it_uses() -> None:
     assert reads.experts == 58 * 8 * EXPERT
     assert reads.experts + reads.others == count.active - count.embedding
     assert reads.cache == 4096 * 70_272
+
+
+def test_a_request_reads_the_keys_of_an_index_and_what_it_has_chosen() -> None:
+    index = TokenIndex(heads=64, head_dim=128, tokens=2048)
+    indexed = msgspec.structs.replace(V3, attention=msgspec.structs.replace(V3.attention, index=index))
+    assert decode_reads(indexed, 3, 100_000).cache == 3 * 61 * (2048 * 576 + 100_000 * 128) * 2
 
 
 def test_a_batch_reads_each_expert_once_whatever_the_tokens_choose() -> None:

@@ -25,10 +25,14 @@ from fireflyer.codesign.model import (
     dense_flops,
     kv_bytes_per_sequence,
     kv_bytes_per_token,
+    kv_bytes_read,
     model_flops_utilization,
     shape_from_config,
     training_flops,
 )
+from fireflyer.codesign.parallel import ParallelPlan
+from fireflyer.codesign.parallel.plan import shape_refusals
+from fireflyer.codesign.parallel.stages import balance_model
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,52 @@ STARCODER: Config = {
     "n_positions": 8192,
     "vocab_size": 49_152,
 }
+BLOOM: Config = {
+    "model_type": "bloom",
+    "n_embed": 14_336,
+    "n_layer": 70,
+    "num_attention_heads": 112,
+    "vocab_size": 250_880,
+}
+GPT_J_6B: Config = {"model_type": "gptj", "n_embd": 4096, "n_layer": 28, "n_head": 16, "vocab_size": 50_400}
+GPT_NEO_2_7B: Config = {
+    "model_type": "gpt_neo",
+    "hidden_size": 2560,
+    "num_layers": 32,
+    "num_heads": 20,
+    "attention_types": [[["global", "local"], 16]],
+    "vocab_size": 50_257,
+}
+MPT_7B: Config = {
+    "model_type": "mpt",
+    "d_model": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "vocab_size": 50_432,
+    "attn_config": {"alibi": True, "attn_type": "multihead_attention", "clip_qkv": None},
+    "no_bias": True,
+}
+OLMO_1B: Config = {
+    "model_type": "olmo",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "vocab_size": 50_304,
+    "tie_word_embeddings": True,
+}
+OPT_6_7B: Config = {
+    "model_type": "opt",
+    "hidden_size": 4096,
+    "ffn_dim": 16_384,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "word_embed_proj_dim": 4096,
+    "vocab_size": 50_272,
+}
+DEEPSEEK_V32: Config = DEEPSEEK_V3 | {"model_type": "deepseek_v32", "index_n_heads": 64, "index_head_dim": 128}
+INDEX_V32 = 61 * (1536 * 64 * 128 + 7168 * (128 + 64) + 2 * 128)
+"""Queries from their latent, one key and the weights of the heads from the hidden state, and a LayerNorm of the key."""
 
 
 @pytest.mark.parametrize(
@@ -106,6 +156,13 @@ STARCODER: Config = {
         (QWEN3_30B, 30_532_122_624, 3_353_032_704, 48 * 2 * 4 * 128 * 2),
         (FALCON_7B, 6_921_720_704, 6_921_720_704, 32 * 2 * 64 * 2),
         (STARCODER, 15_517_456_384, 15_517_456_384, 40 * 2 * 128 * 2),
+        (BLOOM, 176_247_271_424, 176_247_271_424, 70 * 2 * 14_336 * 2),
+        (GPT_J_6B, 6_050_882_784, 6_050_882_784, 28 * 2 * 4096 * 2),
+        (GPT_NEO_2_7B, 2_651_307_520, 2_651_307_520, 32 * 2 * 2560 * 2),
+        (MPT_7B, 6_649_286_656, 6_649_286_656, 32 * 2 * 4096 * 2),
+        (OLMO_1B, 1_176_764_416, 1_176_764_416, 16 * 2 * 2048 * 2),
+        (OPT_6_7B, 6_658_473_984, 6_658_473_984, 32 * 2 * 4096 * 2),
+        (DEEPSEEK_V32, 671_026_404_352 + INDEX_V32, 37_552_282_624 + INDEX_V32, 61 * (576 + 128) * 2),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
@@ -164,6 +221,36 @@ def test_a_model_that_sees_is_counted_by_its_language_model() -> None:
     assert untied.total == 3_880_263_168 + 262_208 * 2560
 
 
+def test_an_index_chooses_the_tokens_that_a_query_sees() -> None:
+    whole, chosen = shape_from_config(DEEPSEEK_V3), shape_from_config(DEEPSEEK_V32 | {"index_topk": 2048})
+    keys = sum(min(i, 2048) for i in range(32_768)) / 32_768
+    matrices = 6 * 61 * (1536 * 64 * 128 + 7168 * (128 + 64))
+    scores = 3 * 61 * 2 * 32_768 / 2 * 64 * 128
+    seen = 3 * 61 * 2 * 128 * (192 + 128) * (keys - 32_768 / 2)
+    difference = training_flops(chosen, 32_768) - training_flops(whole, 32_768)
+    assert difference == pytest.approx(matrices + scores + seen, rel=1e-3)
+    assert difference < 0, "what is not seen saves more than the index takes"
+    assert kv_bytes_read(chosen, 1000) == 1000 * kv_bytes_per_token(chosen), "all are chosen"
+    assert kv_bytes_read(chosen, 100_000) == 61 * (2048 * 576 + 100_000 * 128) * 2
+    assert kv_bytes_read(whole, 100_000) == kv_bytes_per_sequence(whole, 100_000)
+    windowed = shape_from_config(MISTRAL_7B)
+    assert kv_bytes_read(windowed, 100_000) == kv_bytes_per_sequence(windowed, 100_000)
+
+
+def test_local_layers_of_gpt_neo_have_a_window() -> None:
+    attention = shape_from_config(GPT_NEO_2_7B | {"window_size": 128}).attention
+    assert [attention.window_of(layer) for layer in range(4)] == [None, 128, None, 128]
+
+
+@pytest.mark.parametrize("config", [BLOOM, GPT_J_6B, OLMO_1B, OPT_6_7B, DEEPSEEK_V3], ids=lambda one: one["model_type"])
+def test_stages_of_a_plan_have_all_parameters(config: Config) -> None:
+    shape = shape_from_config(config)
+    stages = balance_model(shape, 4, 2048)
+    count = count_parameters(shape)
+    held = sum(one.matrix + one.vector + one.routed - one.copies for one in stages)
+    assert held == count.total + count.mtp
+
+
 def test_biases_of_experts_are_no_matrix_products() -> None:
     with_biases = shape_from_config(GPT_OSS_20B)
     matrices = with_biases.layers * (2880 * 64 * (2 * 64 + 2 * 8) + 4 * 3 * 2880 * 2880) + 201_088 * 2880
@@ -217,10 +304,18 @@ def test_table_4_utilization() -> None:
         assert 100 * model_flops_utilization(flops, tokens_per_s, 2048, 989e12) == pytest.approx(mfu, abs=0.006)
 
 
+def test_an_index_of_tokens_is_no_part_of_a_plan() -> None:
+    refused = shape_refusals(ParallelPlan(sequence_tokens=4096, batch_sequences=8), shape_from_config(DEEPSEEK_V32))
+    assert refused == ["what an index of tokens (model_type deepseek_v32) keeps in training is not known here"]
+
+
+_LATENT = {name: DEEPSEEK_V3[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known are arcee, cohere, cohere2, deepseek"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known are arcee, bloom, cohere, cohere2, deepseek"),
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"hidden_size": 5121}, "hidden_size 5121 is no multiple of num_attention_heads 40"),
         ({"hidden_size": "5120"}, "'hidden_size' is '5120'; a whole number is needed"),
@@ -244,6 +339,28 @@ def test_table_4_utilization() -> None:
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 4}, "experts up to the last layer are understood"),
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 99}, "a layer from 0 to 39 is needed, or -1"),
         ({"model_type": "ernie4_5_moe", "use_bias": True}, "models without biases are understood"),
+        ({"model_type": "deepseek_v32", **_LATENT, "q_lora_rank": None}, "and the model has none"),
+        (
+            {"model_type": "deepseek_v32", **_LATENT, "mlp_layer_types": ["sparse", "dense"] * 20},
+            "dense layers and then",
+        ),
+        (
+            {"model_type": "gpt_neo", "num_layers": 2},
+            "has 24 layers of global, local; 2 of global and local are needed",
+        ),
+        ({"model_type": "gpt_neo", "num_layers": 2, "attention_types": [[["all"], 2]]}, "has 2 layers of all"),
+        ({"model_type": "gpt_neo", "num_layers": 2, "attention_types": [[["local"], 1 << 30]]}, "'attention_types' is"),
+        ({"model_type": "gpt_neo", "num_layers": 2, "attention_types": [["local", 2]]}, "'attention_types' is [["),
+        ({"model_type": "gptj", "n_embd": 65, "n_layer": 2, "n_head": 4}, "n_embd 65 is no multiple of n_head 4"),
+        ({"model_type": "mpt", "no_bias": False}, "models without biases are understood for this type"),
+        ({"model_type": "mpt", "attn_config": {"qk_ln": True}}, "norms of queries and keys are not understood"),
+        (
+            {"model_type": "mpt", "attn_config": {"attn_type": "multiquery_attention"}},
+            "multihead_attention with alibi is",
+        ),
+        ({"model_type": "mpt", "attn_config": {"alibi": False}}, "multihead_attention with alibi is understood"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512}, "embeddings as wide as hidden_size"),
+        ({"model_type": "opt", "do_layer_norm_before": False}, "norms before attention"),
         ({"model_type": "smollm3", "use_sliding_window": True}, "windows are not understood for this type"),
     ],
 )
@@ -312,6 +429,25 @@ _SMALL_EXPERTS = {
             "use_qk_norm": True,
             "attention_bias": True,
         },
+        {"model_type": "bloom", "hidden_size": 64, "n_head": 8, "n_layer": 3, "vocab_size": 320},
+        {"model_type": "deepseek_v32", **_SMALL, **_SMALL_LATENT, "index_n_heads": 4, "index_head_dim": 8},
+        {"model_type": "glm4_moe_lite", **_SMALL, **_SMALL_LATENT, "attention_bias": True},
+        {"model_type": "glm4_moe_lite", **_SMALL, **_SMALL_LATENT, "mlp_layer_types": ["dense", "dense", "sparse"]},
+        {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 128, "vocab_size": 320},
+        {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 320, "multi_query": False},
+        {"model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 320},
+        {
+            "model_type": "gpt_neo",
+            "hidden_size": 64,
+            "num_heads": 4,
+            "num_layers": 3,
+            "attention_types": [[["global", "local"], 1], [["local"], 1]],
+            "vocab_size": 320,
+        },
+        {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 320},
+        {"model_type": "olmo", **_SMALL, "num_key_value_heads": 2, "attention_bias": True},
+        {"model_type": "opt", **_SMALL, "ffn_dim": 96, "max_position_embeddings": 32},
+        {"model_type": "opt", **_SMALL, "ffn_dim": 96, "enable_bias": False, "layer_norm_elementwise_affine": False},
         {"model_type": "gpt_neox", **_SMALL},
         {"model_type": "gpt_oss", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4},
         {"model_type": "granite", **_SMALL, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
@@ -353,7 +489,7 @@ _SMALL_EXPERTS = {
 def test_transformers_makes_a_model_of_as_many_parameters(config: Config) -> None:
     torch = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
-    layers = {} if config["model_type"] == "gpt2" else {"num_hidden_layers": 3}
+    layers = {} if {"n_layer", "n_layers", "num_layers"} & config.keys() else {"num_hidden_layers": 3}
     given = {"tie_word_embeddings": config["model_type"] == "gpt2"} | config | layers
     made = transformers.AutoConfig.for_model(**given)
     with torch.device("meta"):

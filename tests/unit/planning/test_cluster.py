@@ -22,6 +22,7 @@ from fireflyer.planning import (
     NodePrice,
     Price,
     PriceList,
+    SourcedValue,
     StoragePart,
     TrainingPart,
     plan_cluster,
@@ -164,8 +165,14 @@ def test_a_plan_that_needs_too_much_memory_is_told(shape: ModelShape) -> None:
 
 
 def test_the_run_costs_its_gpu_hours(shape: ModelShape) -> None:
-    cost = answer_of(shape, cluster(rent_per_gpu_hour=(1.0, 2.0)), prices=priced()).cost
+    rent = SourcedValue(value=(1.0, 2.0), source="s", date="2024-08")
+    cost = answer_of(shape, cluster(rent_per_gpu_hour=rent), prices=priced()).cost
     assert cost is not None
+    listed = msgspec.structs.replace(priced(), rent_per_gpu_hour=rent)
+    assert answer_of(shape, prices=listed).cost == cost
+    other = SourcedValue(value=9.0, source="s", date="2024-08")
+    assert answer_of(shape, cluster(rent_per_gpu_hour=rent), prices=msgspec.structs.replace(listed,
+                     rent_per_gpu_hour=other)).cost == cost, "that of the cluster's file counts"  # fmt: skip
     hours = answer_of(shape).days.times(64 * 24)
     assert cost.ownership.per_gpu_hour is not None
     assert cost.node_watts == Amount(16 * 2500.0, 16 * 2500.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from fireflyer.planning import (
     NodePrice,
     Price,
     PriceList,
+    SourcedValue,
     amount_of,
     bill_of,
     break_even_hours,
@@ -29,6 +32,10 @@ FABRIC = two_layer_tree(
 
 def priced(price: float | tuple[float, float], watts: float = 0.0) -> Price:
     return Price(price=price, watts=watts, source="offer", date="2024-08")
+
+
+def sourced(value: float | tuple[float, float]) -> SourcedValue:
+    return SourcedValue(value=value, source="tariff", date="2024-08")
 
 
 def prices(**fields: object) -> PriceList:
@@ -62,7 +69,13 @@ def test_a_piece_has_its_own_price_or_the_general_one() -> None:
 
 
 def test_years_of_ownership() -> None:
-    given_ = prices(electricity_per_kwh=0.1, pue=(1.1, 1.3), upkeep_per_year=0.02, years=2.0, utilisation=0.5)
+    given_ = prices(
+        electricity_per_kwh=sourced(0.1),
+        pue=sourced((1.1, 1.3)),
+        upkeep_per_year=sourced(0.02),
+        years=2.0,
+        utilisation=0.5,
+    )
     bill = price_bill(bill_of(FABRIC, with_nodes=True), given_, ("gpu", "storage"))
     own = cost_of_ownership(bill, given_)
     watts = 80 + (6 * 500 + 2 * 100) * 0.5
@@ -85,7 +98,7 @@ def test_without_nodes_there_is_no_gpu_hour() -> None:
 
 
 def test_at_the_break_even_owning_has_cost_as_much_as_renting() -> None:
-    given_ = prices(electricity_per_kwh=0.1, upkeep_per_year=0.05)
+    given_ = prices(electricity_per_kwh=sourced(0.1), upkeep_per_year=sourced(0.05))
     bill = price_bill(bill_of(FABRIC, with_nodes=True), given_, ("gpu", "storage"))
     hours = break_even_hours(bill, given_, Amount(0.02, 0.02))
     assert hours is not None
@@ -93,6 +106,11 @@ def test_at_the_break_even_owning_has_cost_as_much_as_renting() -> None:
     share = hours.low / (given_.years * 8766)
     assert own.purchase.low + (own.energy.low + own.upkeep.low) * share == pytest.approx(0.02 * 48 * hours.low)
     assert break_even_hours(bill, given_, Amount(0.0001, 0.0001)) is None
+    ranged = break_even_hours(bill, given_, Amount(0.01, 0.02))
+    assert ranged is not None
+    assert ranged.low == hours.low
+    assert ranged.high > 2 * ranged.low, "half the rent saves less than half, since energy costs the same"
+    assert break_even_hours(bill, given_, Amount(0.0001, 0.02)) == (hours.low, math.inf), "never at the lowest rent"
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)).map(sorted), min_size=2, max_size=2), st.floats(0.1, 9))
@@ -114,10 +132,16 @@ def test_results_of_values_between_bounds_lie_between_the_bounds_of_the_results(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('currency = "USD"\npue = 0.9', "1 or more"),
+        ('currency = "USD"\npue = { value = 0.9, source = "a", date = "b" }', "1 or more"),
+        ('currency = "USD"\npue = { value = 1.2, source = "", date = "b" }', "a value has no source or no date"),
+        ('currency = "USD"\nupkeep_per_year = { value = 0.1, source = "a" }', "missing required field `date`"),
+        ('currency = "USD"\nrent_per_gpu_hour = 1.5', "Expected `object | null`"),
         ('currency = "USD"\nyears = 0', "more than 0"),
         ('currency = "USD"\nutilisation = 2', "at most 1"),
-        ('currency = "USD"\nelectricity_per_kwh = [2, 1]', r"or \[low, high\]"),
+        (
+            'currency = "USD"\nelectricity_per_kwh = { value = [2, 1], source = "a", date = "b" }',
+            r"or \[low, high\]",
+        ),
         ('currency = "USD"\n[switches.leaf]\nprice = -1\nsource = "a"\ndate = "2024"', "price is -1"),
         ('currency = "USD"\n[switches.leaf]\nprice = 1\nsource = ""\ndate = "2024"', "no source or no date"),
         ('currency = "USD"\nspeed = 3', "unknown field"),
@@ -140,3 +164,4 @@ def test_what_has_no_price_is_named() -> None:
 def test_amounts_are_printed_as_people_write_them() -> None:
     assert str(amount_of(1234.5, "price")) == "1,234"
     assert str(amount_of((2.0, 30_000.0), "price")) == "2 to 30,000"
+    assert str(Amount(3000.0, math.inf)) == "3,000 or more"

@@ -8,10 +8,14 @@ from importlib.resources import files
 import msgspec
 import pytest
 
+from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import shape_from_config
 from fireflyer.codesign.parallel import NodeModel
 from fireflyer.planning import (
+    Amount,
     NetworkFile,
+    Price,
+    PriceList,
     PublishedRow,
     hfreduce_limits,
     host_memory_operations,
@@ -19,6 +23,7 @@ from fireflyer.planning import (
     ring_pcie_bandwidth,
 )
 from fireflyer.planning.published.figure import row
+from fireflyer.planning.published.networks import topologies
 
 NODE = msgspec.toml.decode(
     files("fireflyer.codesign.parallel").joinpath("nodes", "pcie-a100.toml").read_bytes(), type=NodeModel
@@ -27,7 +32,10 @@ SHAPES = {
     one.name.removesuffix(".json"): shape_from_config(json.loads(one.read_bytes()))
     for one in files("fireflyer.planning").joinpath("models").iterdir()
 }
-FIGURES = {figure.name: figure for figure in published_figures(SHAPES, NODE)}
+PRICES = msgspec.toml.decode(
+    files("fireflyer.planning").joinpath("published", "v3-table-3.toml").read_bytes(), type=PriceList
+)
+FIGURES = {figure.name: figure for figure in published_figures(SHAPES, NODE, PRICES)}
 DO_NOT_FOLLOW = {
     ("ff-table-3", "core switches that the 10,000 need"),
     ("ff-table-3", "ports of a zone that 1,250 GPU nodes and 180 storage servers need"),
@@ -61,6 +69,54 @@ def test_inputs_are_what_only_the_authors_could_measure() -> None:
         ("v3-lanes", "memory for them, approximately"),
         ("v3-table-5", "NVLink"),
     }
+
+
+def priced(switch: float | tuple[float, float], link: float | tuple[float, float], endpoint: float) -> PriceList:
+    def one(price: float | tuple[float, float]) -> Price:
+        return Price(price=price, source="offer", date="2024-08")
+
+    return PriceList(
+        currency="USD", switches={"switch": one(switch)}, cables={"link": one(link), "endpoint": one(endpoint)}
+    )
+
+
+def costs(prices: PriceList) -> dict[str, PublishedRow]:
+    return {one.what: one for one in topologies(prices).rows if one.depends_on}
+
+
+def test_costs_of_table_3_depend_on_prices_that_are_inputs() -> None:
+    shipped = costs(PRICES)
+    assert set(shipped) == {
+        f"{name}: cost{of}" for name in ("FT2", "MPFT", "FT3", "SF", "DF") for of in ("", " of an endpoint")
+    }
+    assert {one.depends_on for _, one in rows()} == {"", "prices"}
+    assert shipped["FT2: cost"].computed == pytest.approx((96 * 40 + 2048 * 1.85 + 2048 * 0.665) / 1000)
+    other = costs(priced(60_000, 1227, 350))
+    for what in ("FT2: cost", "MPFT: cost", "FT3: cost", "SF: cost"):
+        assert other[what].verdict == "follows", "prices are not determined by the table"
+        assert other[what].computed != pytest.approx(shipped[what].computed)
+    assert costs(priced(20_000, 1850, 665))["FT2: cost"].verdict == "does not follow"
+
+
+def test_ranges_of_prices_are_ranges_of_costs() -> None:
+    ranged = costs(priced((20_000, 60_000), (0, 2000), 665))["SF: cost"]
+    low, high = (1568 * 20 + 32_928 * 0.665) / 1000, (1568 * 60 + 32_928 * 2.665) / 1000
+    assert ranged.computed_bounds == pytest.approx((low, high))
+    assert ranged.computed == pytest.approx((low + high) / 2)
+    assert ranged.verdict == "follows", "146 lies between"
+    assert costs(priced((20_000, 21_000), (0, 1), 0))["SF: cost"].verdict == "does not follow"
+    assert costs(PRICES)["SF: cost"].computed_bounds is None
+    assert row("x", 1.2, Amount(1.0, 1.1), "", step=0.1).verdict == "does not follow"
+
+
+def test_prices_of_table_3_that_lack_something_are_one_line() -> None:
+    with pytest.raises(UsageError, match="costs are in USD, and the prices in EUR"):
+        topologies(msgspec.structs.replace(PRICES, currency="EUR"))
+    with pytest.raises(UsageError, match=r"no switches.leaf, nor switches.switch"):
+        topologies(msgspec.structs.replace(PRICES, switches={}))
+    without = {name: price for name, price in PRICES.cables.items() if name != "endpoint"}
+    with pytest.raises(UsageError, match=r"no cables.gpu-leaf, nor node-leaf nor endpoint"):
+        topologies(msgspec.structs.replace(PRICES, cables=without))
 
 
 def test_names_and_rows_are_unique() -> None:

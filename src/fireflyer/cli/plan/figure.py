@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cli.completion import complete_file
+from fireflyer.cli.plan.network import read_prices
 
 if TYPE_CHECKING:
     from fireflyer.planning import PublishedFigure
@@ -23,14 +25,21 @@ __all__ = ["figure_command"]
 Examples:
   ff plan figure                 names of all
   ff plan figure v3-table-3
+  ff plan figure v3-table-3 --prices prices.toml
   ff plan figure all --json""",
 )
 @click.argument("name", metavar="[NAME]", required=False)
+@click.option(
+    "--prices",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="TOML file with prices for v3-table-3, which does not print them.  [default: fitted to four of its costs]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def figure_command(*, name: str | None, as_json: bool) -> int:
+def figure_command(*, name: str | None, prices: str | None, as_json: bool) -> int:
     """Print the table or figure NAME of the Fire-Flyer or the DeepSeek-V3 paper beside what we compute, with the
-    difference, and whether it follows. `all` prints every one."""
-    found = _figures()
+    difference, whether it follows, and on which inputs that depends. `all` prints every one."""
+    found = _figures(prices)
     if name is None:
         for figure in found:
             click.echo(f"{figure.name:<16} {figure.title}")
@@ -57,19 +66,21 @@ def figure_command(*, name: str | None, as_json: bool) -> int:
     return 0
 
 
-def _figures() -> tuple[PublishedFigure, ...]:
+def _figures(prices: str | None) -> tuple[PublishedFigure, ...]:
     import msgspec
 
     from fireflyer.codesign.model import shape_from_config
     from fireflyer.codesign.parallel import NodeModel
-    from fireflyer.planning import published_figures
+    from fireflyer.planning import PriceList, published_figures
 
     models = files("fireflyer.planning").joinpath("models")
     shapes = {
         one.name.removesuffix(".json"): shape_from_config(json.loads(one.read_bytes())) for one in models.iterdir()
     }
     node = files("fireflyer.codesign.parallel").joinpath("nodes", "pcie-a100.toml").read_bytes()
-    return published_figures(shapes, msgspec.toml.decode(node, type=NodeModel))
+    fitted = files("fireflyer.planning").joinpath("published", "v3-table-3.toml")
+    given = msgspec.toml.decode(fitted.read_bytes(), type=PriceList) if prices is None else read_prices(prices)
+    return published_figures(shapes, msgspec.toml.decode(node, type=NodeModel), given)
 
 
 def _print(figure: PublishedFigure) -> None:
@@ -82,7 +93,15 @@ def _print(figure: PublishedFigure) -> None:
     for heading in ("", "published", "computed", "", "difference", "", "how"):
         table.add_column(heading, justify="right" if heading in ("published", "computed", "difference") else "left")
     for row in figure.rows:
-        computed = "" if row.computed is None else f"{row.computed:,.6g}"
-        difference = "" if row.difference is None else f"{row.difference:+.2%}"
-        table.add_row(row.what, f"{row.published:,.6g}", computed, row.unit, difference, row.verdict, row.how)
+        low, high = row.computed_bounds or (row.computed, row.computed)
+        computed = _between(*(None if one is None else f"{one:,.6g}" for one in (low, high)))
+        difference = _between(*(None if one is None else f"{one / row.published - 1:+.2%}" for one in (low, high)))
+        verdict = f"{row.verdict}, depends on {row.depends_on}" if row.depends_on else row.verdict
+        table.add_row(row.what, f"{row.published:,.6g}", computed, row.unit, difference, verdict, row.how)
     stdout_console().print(table)
+
+
+def _between(low: str | None, high: str | None) -> str:
+    if low is None or high is None:
+        return ""
+    return low if low == high else f"{low} to {high}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,9 +10,8 @@ import click
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
-from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.numbers import NumberOrRange, WholeNumber
 from fireflyer.cli.plan.traffic import Traffic, TrafficOptions, show_traffic
-from fireflyer.cli.plan.vertices import show_cut
 
 if TYPE_CHECKING:
     from fireflyer.netsim import LatencyName, Routing
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["complete_network", "network_command", "read_network", "read_prices"]
 
 MANUAL: Final = "docs/how-to/plan-network.md"
+MOST_CABLES: Final = 8
+"""That are named."""
+_PAIR: Final = re.compile(r"(\D.*?[0-9]{1,9})-(\D.*?[0-9]{1,9})")
 
 
 def shipped_networks() -> list[str]:
@@ -47,7 +50,13 @@ Examples:
 @click.argument("network", metavar="NETWORK", shell_complete=complete_network)
 @click.option("--prices", metavar="FILE", shell_complete=complete_file, help="TOML file with prices: also print costs.")
 @click.option("--nodes", "with_nodes", is_flag=True, help="Count the price and power of nodes, too.")
-@click.option("--rent", metavar="PRICE", type=float, help="Of a GPU hour: also print when owning becomes cheaper.")
+@click.option(
+    "--rent",
+    metavar="PRICE[-PRICE]",
+    type=NumberOrRange(),
+    help="Of a GPU hour, or a range: also print when owning becomes cheaper.  [default: the one of the prices, with "
+    "--nodes]",
+)
 @click.option(
     "--traffic",
     metavar="PATTERN",
@@ -157,7 +166,7 @@ def network_command(
     network: str,
     prices: str | None,
     with_nodes: bool,
-    rent: float | None,
+    rent: tuple[float, float] | None,
     traffic: Traffic | None,
     routing: Routing,
     queue_pairs: int,
@@ -198,7 +207,7 @@ def network_command(
     fabric = given.build()
     shown: dict[str, Any] = {"name": given.name, **_structure(fabric)}
     if cuts:
-        shown["cuts"] = {text: show_cut(fabric, text) for text in cuts}
+        shown["cuts"] = {text: _cut(fabric, text) for text in cuts}
     if prices is not None:
         shown["cost"] = _costs(given, fabric, read_prices(prices), with_nodes=with_nodes or rent is not None, rent=rent)
     if traffic is not None:
@@ -274,8 +283,28 @@ def _structure(fabric: Fabric) -> dict[str, Any]:
     }
 
 
+def _cut(fabric: Fabric, text: str) -> dict[str, Any]:
+    """Of `A-B`: how many links cut A off from B, and which. Raises `UsageError`."""
+    from fireflyer.topology.fabrics import minimum_cut, vertex_name, vertex_named
+
+    match = _PAIR.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--cut {text}: write two ends, as in gpu0-gpu9")
+    a, b = (vertex_named(fabric, name) for name in match.groups())
+    if a == b:
+        raise UsageError(f"--cut {text}: both ends are the same; name two")
+    cut = minimum_cut(fabric, a, b)
+    named = []
+    for cable in cut.cables[:MOST_CABLES]:
+        several = f" ({cable.links} links)" if cable.links > 1 else ""
+        named.append(f"{vertex_name(fabric, cable.a)}-{vertex_name(fabric, cable.b)}{several}")
+    if len(cut.cables) > MOST_CABLES:
+        named.append(f"{len(cut.cables) - MOST_CABLES} more pairs")
+    return {"links": cut.links, "between": ", ".join(named) or "nothing joins them"}
+
+
 def _costs(
-    given: NetworkFile, fabric: Fabric, prices: PriceList, *, with_nodes: bool, rent: float | None
+    given: NetworkFile, fabric: Fabric, prices: PriceList, *, with_nodes: bool, rent: tuple[float, float] | None
 ) -> dict[str, Any]:
     from fireflyer.planning import amount_of, bill_of, break_even_hours, cost_of_ownership, price_bill
 
@@ -299,8 +328,11 @@ def _costs(
         shown["GPU hour"] = own.per_gpu_hour
     if own.per_pflops_hour is not None:
         shown["hour of a PFLOP per second"] = own.per_pflops_hour
-    if rent is not None:
-        hours = break_even_hours(bill, prices, amount_of(rent, "--rent"))
+    rented = None if rent is None else amount_of(rent, "--rent")
+    if rented is None and with_nodes and prices.rent_per_gpu_hour is not None:
+        rented = prices.rent_per_gpu_hour.amount
+    if rented is not None:
+        hours = break_even_hours(bill, prices, rented)
         shown["hours after which owning is cheaper"] = hours if hours is not None else "never"
     return shown
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.codesign.model import ModelShape, count_parameters, kv_bytes_per_sequence
+from fireflyer.codesign.model import ModelShape, count_parameters, kv_bytes_per_sequence, kv_bytes_read
 from fireflyer.codesign.model.parameters import expert_parameters
 
 __all__ = [
@@ -88,12 +88,13 @@ def decode_reads(
     if batch < 1 or context < 0 or not weight_bytes > 0:
         raise UsageError(f"{batch} sequences of {context} tokens, {weight_bytes} bytes; use 1 or more sequences")
     count, one = count_parameters(shape), expert_parameters(shape)
+    cache_read = kv_bytes_read(shape, context, 1) * cache.value_bytes
     others = count.active - (count.embedding if count.head else 0)
     routed = 0.0
     if shape.experts is not None:
         others -= shape.expert_layers * shape.experts.per_token * one
         routed = shape.expert_layers * read_experts(shape.experts.routed, shape.experts.per_token, batch) * one
-    return DecodeReads(weight_bytes * routed, weight_bytes * others, batch * cache_bytes(shape, context, cache))
+    return DecodeReads(weight_bytes * routed, weight_bytes * others, batch * cache_read)
 
 
 def device_layer_seconds(

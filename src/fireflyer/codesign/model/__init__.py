@@ -7,9 +7,9 @@ count_parameters(shape).active, training_flops(shape, 4096), kv_bytes_per_token(
 from fireflyer.codesign.model.config import shape_from_config
 from fireflyer.codesign.model.flops import dense_flops, model_flops_utilization, training_flops
 from fireflyer.codesign.model.keys import ConfigKeys
-from fireflyer.codesign.model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
+from fireflyer.codesign.model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token, kv_bytes_read
 from fireflyer.codesign.model.parameters import ParameterCount, count_parameters
-from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
+from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape, TokenIndex
 
 __all__ = [
     "Attention",
@@ -18,10 +18,12 @@ __all__ = [
     "LatentAttention",
     "ModelShape",
     "ParameterCount",
+    "TokenIndex",
     "count_parameters",
     "dense_flops",
     "kv_bytes_per_sequence",
     "kv_bytes_per_token",
+    "kv_bytes_read",
     "model_flops_utilization",
     "shape_from_config",
     "training_flops",

@@ -14,8 +14,16 @@ from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model.expert_families import EXPERT_FAMILIES
 from fireflyer.codesign.model.families import FAMILIES
 from fireflyer.codesign.model.keys import ConfigKeys
-from fireflyer.codesign.model.readers import attention_heads, deepseek_experts, llama_shape, model_shape, qwen_window
-from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
+from fireflyer.codesign.model.readers import (
+    attention_heads,
+    deepseek_experts,
+    gpt_shape,
+    latent_attention,
+    llama_shape,
+    model_shape,
+    qwen_window,
+)
+from fireflyer.codesign.model.shape import Experts, ModelShape
 
 __all__ = ["MODEL_TYPES", "shape_from_config"]
 
@@ -38,25 +46,6 @@ def _qwen3(keys: ConfigKeys) -> ModelShape:
     return model_shape(keys, attention)
 
 
-def _gpt2(keys: ConfigKeys) -> ModelShape:
-    hidden, heads = keys.positive("n_embd"), keys.positive("n_head")
-    if hidden % heads:
-        raise UsageError(f"config.json: n_embd {hidden} is no multiple of n_head {heads}")
-    return ModelShape(
-        model_type="gpt2",
-        layers=keys.positive("n_layer"),
-        hidden=hidden,
-        vocabulary=keys.positive("vocab_size"),
-        feed_forward=keys.optional("n_inner") or 4 * hidden,
-        attention=Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, qkv_bias=True, output_bias=True),
-        gated=False,
-        tied_embeddings=keys.flag("tie_word_embeddings", True),
-        learned_positions=keys.positive("n_positions", 1024),
-        layer_norm=True,
-        feed_forward_bias=True,
-    )
-
-
 def _mixtral(keys: ConfigKeys) -> ModelShape:
     experts = Experts(
         routed=keys.positive("num_local_experts", 8),
@@ -75,15 +64,7 @@ def _deepseek(keys: ConfigKeys) -> ModelShape:
 
 def _deepseek_latent(keys: ConfigKeys) -> ModelShape:
     """DeepSeek-V2 and V3."""
-    attention = LatentAttention(
-        heads=keys.positive("num_attention_heads"),
-        query_rank=keys.optional("q_lora_rank") or None,
-        kv_rank=keys.positive("kv_lora_rank"),
-        nope_dim=keys.positive("qk_nope_head_dim"),
-        rope_dim=keys.positive("qk_rope_head_dim"),
-        value_dim=keys.positive("v_head_dim"),
-        bias=keys.flag("attention_bias", False),
-    )
+    attention = latent_attention(keys)
     return model_shape(keys, attention, mtp_layers=keys.number("num_nextn_predict_layers", 0), **deepseek_experts(keys))
 
 
@@ -91,7 +72,7 @@ MODEL_TYPES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
     "deepseek": _deepseek,
     "deepseek_v2": _deepseek_latent,
     "deepseek_v3": _deepseek_latent,
-    "gpt2": _gpt2,
+    "gpt2": gpt_shape,
     "kimi_k2": _deepseek_latent,
     "llama": llama_shape,
     "mistral": _mistral,

@@ -6,8 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fireflyer.codesign.model.keys import ConfigKeys
-from fireflyer.codesign.model.readers import attention_heads, deepseek_experts, full_layers, model_shape
-from fireflyer.codesign.model.shape import Experts, ModelShape
+from fireflyer.codesign.model.readers import (
+    attention_heads,
+    deepseek_experts,
+    dense_first,
+    full_layers,
+    latent_attention,
+    model_shape,
+)
+from fireflyer.codesign.model.shape import Experts, ModelShape, TokenIndex
 
 __all__ = ["EXPERT_FAMILIES"]
 
@@ -186,10 +193,39 @@ def _hunyuan_experts(keys: ConfigKeys) -> ModelShape:
     return model_shape(keys, attention_heads(keys, qkv_bias=bias, output_bias=bias, qk_norm=True), experts=experts)
 
 
+def _glm4_moe_lite(keys: ConfigKeys) -> ModelShape:
+    """Latent attention, and experts as those of DeepSeek-V3."""
+    keys = dense_first(keys.with_defaults(q_lora_rank=768, first_k_dense_replace=1, **_GLM4_LITE_EXPERTS))
+    predictions = keys.number("num_nextn_predict_layers", 0)
+    return model_shape(keys, latent_attention(keys), mtp_layers=predictions, **deepseek_experts(keys))
+
+
+_GLM4_LITE_EXPERTS: Final = {
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1536,
+}
+
+
+def _deepseek_v32(keys: ConfigKeys) -> ModelShape:
+    """DeepSeek-V3 with an index that chooses the tokens which a query sees, in training as in decoding."""
+    index = TokenIndex(
+        heads=keys.positive("index_n_heads", 64),
+        head_dim=keys.positive("index_head_dim", 128),
+        tokens=keys.positive("index_topk", 2048),
+    )
+    keys = dense_first(keys.with_defaults(first_k_dense_replace=3))
+    predictions = keys.number("num_nextn_predict_layers", 0)
+    return model_shape(keys, latent_attention(keys, index), mtp_layers=predictions, **deepseek_experts(keys))
+
+
 EXPERT_FAMILIES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
+    "deepseek_v32": _deepseek_v32,
     "dots1": _dots,
     "ernie4_5_moe": _ernie_experts,
     "glm4_moe": _glm4_moe,
+    "glm4_moe_lite": _glm4_moe_lite,
     "gpt_oss": _gpt_oss,
     "granitemoe": _local_experts,
     "hunyuan_v1_moe": _hunyuan_experts,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
+from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model.keys import ConfigKeys
-from fireflyer.codesign.model.readers import attention_heads, full_layers, llama_shape, model_shape
+from fireflyer.codesign.model.readers import attention_heads, full_layers, gpt_shape, llama_shape, model_shape
 from fireflyer.codesign.model.shape import Attention, ModelShape
 
 __all__ = ["FAMILIES"]
@@ -102,27 +105,107 @@ def _nemotron(keys: ConfigKeys) -> ModelShape:
 
 def _gpt_bigcode(keys: ConfigKeys) -> ModelShape:
     """GPT-2 with one key-value head."""
-    hidden, heads = keys.positive("n_embd"), keys.positive("n_head")
-    attention = Attention(
-        heads=heads,
-        kv_heads=1 if keys.flag("multi_query", True) else heads,
-        head_dim=hidden // heads,
-        qkv_bias=True,
-        output_bias=True,
+    return gpt_shape(keys, kv_heads=1 if keys.flag("multi_query", True) else None)
+
+
+def _gptj(keys: ConfigKeys) -> ModelShape:
+    """Rotary positions, no biases in attention; one norm, which attention and feed-forward both read."""
+    shape = gpt_shape(keys.with_defaults(tie_word_embeddings=False), learned_positions=0, norms=1, head_bias=True)
+    return _without_biases(shape, output=False)
+
+
+def _gpt_neo(keys: ConfigKeys) -> ModelShape:
+    """Attention of some layers has a window."""
+    hidden, layers = keys.positive("hidden_size", 2048), keys.positive("num_layers")
+    inner, positions = keys.optional("intermediate_size"), keys.positive("max_position_embeddings", 2048)
+    kinds = keys.repeated("attention_types") or ("global", "local") * 12
+    if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
+        raise UsageError(
+            f"config.json: 'attention_types' has {len(kinds)} layers of {', '.join(sorted(set(kinds)))}; {layers} of "
+            "global and local are needed"
+        )
+    keys = keys.with_values(
+        n_embd=hidden, n_layer=layers, n_head=keys.positive("num_heads", 16), n_inner=inner, n_positions=positions
     )
-    return ModelShape(
-        model_type=keys.model_type(),
-        layers=keys.positive("n_layer"),
-        hidden=hidden,
-        vocabulary=keys.positive("vocab_size"),
-        feed_forward=keys.optional("n_inner") or 4 * hidden,
-        attention=attention,
+    shape = _without_biases(gpt_shape(keys), output=True)
+    return msgspec.structs.replace(
+        shape,
+        attention=msgspec.structs.replace(
+            shape.attention,
+            window=keys.positive("window_size", 256),
+            full_layers=tuple(layer for layer, kind in enumerate(kinds) if kind == "global"),
+        ),
+    )
+
+
+def _without_biases(shape: ModelShape, *, output: bool) -> ModelShape:
+    """Queries, keys and values have none; the output projection where it is said."""
+    attention = msgspec.structs.replace(shape.attention, qkv_bias=False, output_bias=output)
+    return msgspec.structs.replace(shape, attention=attention)
+
+
+def _bloom(keys: ConfigKeys) -> ModelShape:
+    """ALiBi; older files have `n_embed` and `num_attention_heads`."""
+    hidden = keys.optional("n_embed") or keys.positive("hidden_size")
+    layers, heads = keys.optional("n_layer") or keys.positive("num_hidden_layers"), keys.optional("n_head")
+    keys = keys.with_values(
+        n_embd=hidden, n_layer=layers, n_head=heads or keys.positive("num_attention_heads"), n_inner=4 * hidden
+    )
+    return gpt_shape(keys, learned_positions=0, embedding_norm=True)
+
+
+def _mpt(keys: ConfigKeys) -> ModelShape:
+    """ALiBi, no biases, LayerNorm with weights only."""
+    inner = keys.table("attn_config")
+    if inner is not None:
+        inner.refuse("qk_ln", "norms of queries and keys are not understood for this type")
+        if inner.text("attn_type", _MPT_ATTENTION) != _MPT_ATTENTION or not inner.flag("alibi", True):
+            raise UsageError(f"config.json: 'attn_config': {_MPT_ATTENTION} with alibi is understood for this type")
+    if not keys.flag("no_bias", True):
+        raise UsageError("config.json: 'no_bias' is False; models without biases are understood for this type")
+    hidden = keys.positive("d_model")
+    keys = keys.with_values(
+        n_embd=hidden,
+        n_layer=keys.positive("n_layers"),
+        n_head=keys.positive("n_heads"),
+        n_inner=hidden * keys.positive("expansion_ratio", 4),
+    )
+    shape = gpt_shape(keys, learned_positions=0, layer_norm=False, feed_forward_bias=False)
+    return _without_biases(shape, output=False)
+
+
+_MPT_ATTENTION: Final = "multihead_attention"
+
+
+def _opt(keys: ConfigKeys) -> ModelShape:
+    """Also Galactica, without biases and with norms that have no weights."""
+    hidden, bias = keys.positive("hidden_size"), keys.flag("enable_bias", True)
+    if keys.positive("word_embed_proj_dim", hidden) != hidden or not keys.flag("do_layer_norm_before", True):
+        raise UsageError(
+            "config.json: embeddings as wide as hidden_size, and norms before attention (do_layer_norm_before), are "
+            "understood for this type"
+        )
+    keys.refuse("_remove_final_layer_norm", "models with a last norm are understood for this type")
+    keys = keys.with_defaults(tie_word_embeddings=True).with_values(intermediate_size=keys.positive("ffn_dim"))
+    whole = keys.with_values(num_key_value_heads=keys.positive("num_attention_heads"))
+    return model_shape(
+        keys,
+        attention_heads(whole, qkv_bias=bias, output_bias=bias),
         gated=False,
-        tied_embeddings=keys.flag("tie_word_embeddings", True),
-        learned_positions=keys.positive("n_positions", 1024),
         layer_norm=True,
-        feed_forward_bias=True,
+        plain_norms=not keys.flag("layer_norm_elementwise_affine", True),
+        feed_forward_bias=bias,
+        learned_positions=keys.positive("max_position_embeddings", 2048) + _OPT_OFFSET,
     )
+
+
+_OPT_OFFSET: Final = 2
+"""Rows of the table of positions before that of the first token."""
+
+
+def _olmo(keys: ConfigKeys) -> ModelShape:
+    bias = keys.flag("attention_bias", False)
+    return model_shape(keys, attention_heads(keys, qkv_bias=bias, output_bias=bias), plain_norms=True)
 
 
 def _falcon(keys: ConfigKeys) -> ModelShape:
@@ -209,6 +292,7 @@ def _phi(keys: ConfigKeys) -> ModelShape:
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
     "arcee": _arcee,
+    "bloom": _bloom,
     "cohere": _cohere,
     "cohere2": _cohere2,
     "ernie4_5": _ernie,
@@ -219,13 +303,18 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
     "gemma3_text": _gemma3,
     "glm4": _glm4,
     "gpt_bigcode": _gpt_bigcode,
+    "gpt_neo": _gpt_neo,
     "gpt_neox": _gpt_neox,
+    "gptj": _gptj,
     "granite": llama_shape,
     "hunyuan_v1_dense": _hunyuan,
     "ministral3": _ministral3,
+    "mpt": _mpt,
     "nemotron": _nemotron,
+    "olmo": _olmo,
     "olmo2": _olmo2,
     "olmo3": _olmo3,
+    "opt": _opt,
     "phi": _phi,
     "phi3": _phi3,
     "seed_oss": _seed,

@@ -13,22 +13,29 @@ from functools import lru_cache
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model.parameters import layer_parameters
-from fireflyer.codesign.model.shape import ModelShape
+from fireflyer.codesign.model.shape import LatentAttention, ModelShape
 
 __all__ = ["attention_flops", "dense_flops", "model_flops_utilization", "training_flops"]
 
 
 def attention_flops(shape: ModelShape, layer: int, sequence_tokens: int, *, causal: bool = True) -> float:
     """FLOPs per token of the scores and weighted sums of one layer, forward only. A window bounds the keys of a
-    query."""
-    window = shape.attention.window_of(layer)
-    keys: float = sequence_tokens
-    if window is not None and window < sequence_tokens:
-        keys = window - window * window / (2 * sequence_tokens) if causal else window
-    elif causal:
-        keys = sequence_tokens / 2
+    query, as an index of tokens does, whose own scores are of all keys."""
     attention = shape.attention
-    return 2 * keys * attention.heads * (attention.score_dim + attention.value_dim)
+    index = attention.index if isinstance(attention, LatentAttention) else None
+    window = attention.window_of(layer) if index is None else index.tokens
+    seen = 2 * _keys(sequence_tokens, window, causal=causal)
+    scores = seen * attention.heads * (attention.score_dim + attention.value_dim)
+    if index is None:
+        return scores
+    return scores + 2 * _keys(sequence_tokens, None, causal=causal) * index.heads * index.head_dim
+
+
+def _keys(sequence_tokens: int, window: int | None, *, causal: bool) -> float:
+    """Keys of a query, the mean of a sequence."""
+    if window is not None and window < sequence_tokens:
+        return window - window * window / (2 * sequence_tokens) if causal else window
+    return sequence_tokens / 2 if causal else sequence_tokens
 
 
 @lru_cache(maxsize=256)

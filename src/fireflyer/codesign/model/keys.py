@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from fireflyer.base.errors import UsageError
 
 __all__ = ["ConfigKeys"]
+
+MAX_LAYERS: Final = 1 << 16
+"""That a list may name."""
 
 
 class ConfigKeys:
@@ -84,6 +88,22 @@ class ConfigKeys:
         if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value):
             raise UsageError(f"config.json: {name!r} is {value!r}; a list of whole numbers is needed")
         return tuple(value)
+
+    def repeated(self, name: str) -> tuple[str, ...] | None:
+        """Value of `name`, a list of pairs of strings and how often they come: `[[["global", "local"], 12]]`, written
+        out, or None where it is absent."""
+        value = self._config.get(name)
+        if value is None:
+            return None
+        found: list[str] = []
+        for pair in value if isinstance(value, list) else [None]:
+            match pair:
+                case [[*strings], int(times)] if all(isinstance(one, str) for one in strings):
+                    if 0 <= times * len(strings) <= MAX_LAYERS - len(found):
+                        found += strings * times
+                        continue
+            raise UsageError(f"config.json: {name!r} is {value!r}; a list as [[['global', 'local'], 12]] is needed")
+        return tuple(found)
 
     def with_defaults(self, **defaults: object) -> ConfigKeys:
         """Keys that have these values where they are absent."""

@@ -19,6 +19,8 @@ __all__ = [
     "expert_parameters",
     "layer_parameters",
     "mtp_parameters",
+    "norm_parameters",
+    "outer_vectors",
 ]
 
 
@@ -77,7 +79,11 @@ def attention_matrix(shape: ModelShape) -> int:
     query = hidden * queries if attention.query_rank is None else attention.query_rank * (hidden + queries)
     down = hidden * (attention.kv_rank + attention.rope_dim)
     up = attention.kv_rank * attention.heads * (attention.nope_dim + attention.value_dim)
-    return query + down + up + attention.heads * attention.value_dim * hidden
+    index = 0
+    if attention.index is not None:
+        keys, heads = attention.index.head_dim, attention.index.heads
+        index = (attention.query_rank or 0) * heads * keys + hidden * (keys + heads)  # queries, keys, weights of heads
+    return query + down + up + attention.heads * attention.value_dim * hidden + index
 
 
 def _attention_vector(shape: ModelShape) -> int:
@@ -86,7 +92,8 @@ def _attention_vector(shape: ModelShape) -> int:
         norms = attention.kv_rank + (attention.query_rank or 0)
         # The bias of queries is on their latent: without one there is none.
         biases = norms + attention.rope_dim + shape.hidden if attention.bias else 0
-        return norms + biases
+        index_norm = 0 if attention.index is None else 2 * attention.index.head_dim  # a LayerNorm of its keys
+        return norms + biases + index_norm
     biases = attention.head_dim * (attention.heads + 2 * attention.kv_heads) if attention.qkv_bias else 0
     biases += shape.hidden if attention.output_bias else 0
     norms = 2 * attention.head_dim if attention.qk_norm else 0
@@ -94,8 +101,15 @@ def _attention_vector(shape: ModelShape) -> int:
     return biases + norms + (attention.heads if attention.sinks else 0)
 
 
-def _norm(shape: ModelShape) -> int:
-    return shape.hidden * (2 if shape.layer_norm else 1)
+def norm_parameters(shape: ModelShape) -> int:
+    """Parameters of one norm of `hidden` values."""
+    return 0 if shape.plain_norms else shape.hidden * (2 if shape.layer_norm else 1)
+
+
+def outer_vectors(shape: ModelShape) -> tuple[int, int]:
+    """Parameters outside the layers and matrices: before the first layer, and after the last one."""
+    before = norm_parameters(shape) if shape.embedding_norm else 0
+    return before, norm_parameters(shape) + (shape.vocabulary if shape.head_bias else 0)
 
 
 def expert_parameters(shape: ModelShape) -> int:
@@ -117,7 +131,7 @@ def layer_parameters(shape: ModelShape, layer: int) -> LayerParameters:
 
 @lru_cache(maxsize=64)
 def _layer_parameters(shape: ModelShape, has_experts: bool) -> LayerParameters:
-    matrix, vector = attention_matrix(shape), _attention_vector(shape) + shape.norms * _norm(shape)
+    matrix, vector = attention_matrix(shape), _attention_vector(shape) + shape.norms * norm_parameters(shape)
     experts = shape.experts
     if not has_experts or experts is None:
         matrices = 3 if shape.gated else 2
@@ -141,7 +155,7 @@ def mtp_parameters(shape: ModelShape) -> int:
     """Parameters of one module of multi-token prediction that the main model has not: a layer, a projection of 2h to h,
     three norms. Embedding and head are those of the main model."""
     last = layer_parameters(shape, shape.layers - 1)
-    return last.total + 2 * shape.hidden * shape.hidden + 3 * _norm(shape)
+    return last.total + 2 * shape.hidden * shape.hidden + 3 * norm_parameters(shape)
 
 
 @lru_cache(maxsize=64)
@@ -155,9 +169,8 @@ def count_parameters(shape: ModelShape) -> ParameterCount:
     """
     layers = [layer_parameters(shape, layer) for layer in range(shape.layers)]
     embedding = shape.vocabulary * shape.hidden
-    bias = shape.vocabulary if shape.head_bias else 0
     head = 0 if shape.tied_embeddings else embedding
-    outside = embedding + head + bias + shape.learned_positions * shape.hidden + _norm(shape)
+    outside = embedding + head + shape.learned_positions * shape.hidden + sum(outer_vectors(shape))
     return ParameterCount(
         total=outside + sum(layer.total for layer in layers),
         active=outside + sum(layer.active for layer in layers),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model.keys import ConfigKeys
-from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
+from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape, TokenIndex
 
-__all__ = ["attention_heads", "deepseek_experts", "full_layers", "llama_shape", "model_shape", "qwen_window"]
+__all__ = ["attention_heads", "deepseek_experts", "dense_first", "full_layers", "gpt_shape", "latent_attention"]
+__all__ += ["llama_shape", "model_shape", "qwen_window"]
 
 
 def attention_heads(
@@ -57,6 +58,31 @@ def model_shape(keys: ConfigKeys, attention: Attention | LatentAttention, **more
     return ModelShape(**(fields | more))  # type: ignore[arg-type]
 
 
+def gpt_shape(keys: ConfigKeys, *, kv_heads: int | None = None, **more: object) -> ModelShape:
+    """GPT-2 and its kin, whose keys are `n_embd`, `n_layer` and `n_head`: biases everywhere, LayerNorm, learned
+    positions, a head that is the embedding."""
+    hidden, heads = keys.positive("n_embd"), keys.positive("n_head")
+    if hidden % heads:
+        raise UsageError(f"config.json: n_embd {hidden} is no multiple of n_head {heads}")
+    attention = Attention(
+        heads=heads, kv_heads=kv_heads or heads, head_dim=hidden // heads, qkv_bias=True, output_bias=True
+    )
+    fields: dict[str, object] = {
+        "model_type": keys.model_type(),
+        "layers": keys.positive("n_layer"),
+        "hidden": hidden,
+        "vocabulary": keys.positive("vocab_size"),
+        "feed_forward": keys.optional("n_inner") or 4 * hidden,
+        "attention": attention,
+        "gated": False,
+        "tied_embeddings": keys.flag("tie_word_embeddings", True),
+        "learned_positions": keys.positive("n_positions", 1024),
+        "layer_norm": True,
+        "feed_forward_bias": True,
+    }
+    return ModelShape(**(fields | more))  # type: ignore[arg-type]
+
+
 def llama_shape(keys: ConfigKeys) -> ModelShape:
     bias = keys.flag("attention_bias", False)
     return model_shape(
@@ -64,6 +90,33 @@ def llama_shape(keys: ConfigKeys) -> ModelShape:
         attention_heads(keys, qkv_bias=bias, output_bias=bias),
         feed_forward_bias=keys.flag("mlp_bias", False),
     )
+
+
+def latent_attention(keys: ConfigKeys, index: TokenIndex | None = None) -> LatentAttention:
+    return LatentAttention(
+        heads=keys.positive("num_attention_heads"),
+        query_rank=keys.optional("q_lora_rank") or None,
+        kv_rank=keys.positive("kv_lora_rank"),
+        nope_dim=keys.positive("qk_nope_head_dim"),
+        rope_dim=keys.positive("qk_rope_head_dim"),
+        value_dim=keys.positive("v_head_dim"),
+        bias=keys.flag("attention_bias", False),
+        index=index,
+    )
+
+
+def dense_first(keys: ConfigKeys) -> ConfigKeys:
+    """With `first_k_dense_replace` as `mlp_layer_types` says it, if that is there. Raises `UsageError` for dense layers
+    after one with experts."""
+    kinds = keys.words("mlp_layer_types")
+    if kinds is None:
+        return keys
+    dense, layers = kinds.count("dense"), keys.positive("num_hidden_layers")
+    if list(kinds) != ["dense"] * dense + ["sparse"] * (layers - dense):
+        raise UsageError(
+            f"config.json: 'mlp_layer_types': dense layers and then sparse ones, {layers} in all, are understood"
+        )
+    return keys.with_values(first_k_dense_replace=dense)
 
 
 def deepseek_experts(keys: ConfigKeys) -> dict[str, object]:

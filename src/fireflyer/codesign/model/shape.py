@@ -12,7 +12,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["Attention", "Experts", "LatentAttention", "ModelShape"]
+__all__ = ["Attention", "Experts", "LatentAttention", "ModelShape", "TokenIndex"]
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True, tag="heads"):
@@ -51,6 +51,16 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True, tag="heads"):
         return self.window if layer >= self.first_windowed and layer not in self.full_layers else None
 
 
+class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores by which each query chooses the tokens that it sees (sparse attention of DeepSeek-V3.2): `heads` queries
+    are projected from the latent of the queries, and one key of `head_dim` values for each token is cached."""
+
+    heads: int
+    head_dim: int
+    tokens: int
+    """That a query sees at most."""
+
+
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
     """Multi-head latent attention (DeepSeek-V2, 2.1): keys and values are projected from one latent of `kv_rank` values
     per token, and `rope_dim` values of the key are shared by all heads."""
@@ -63,6 +73,8 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
     rope_dim: int
     value_dim: int
     bias: bool = False
+    index: TokenIndex | None = None
+    """None: a query sees all tokens before it. Needs a latent of the queries."""
 
     @property
     def score_dim(self) -> int:
@@ -121,6 +133,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     layer_norm: bool = False
     """Norms have a bias (LayerNorm); otherwise they have a weight only (RMSNorm)."""
     feed_forward_bias: bool = False
+    plain_norms: bool = False
+    """Norms have neither weight nor bias (OLMo)."""
+    embedding_norm: bool = False
+    """The embedding has a norm (BLOOM)."""
     norms: int = 2
     """Norms of `hidden` values in a layer: 4 where results of attention and feed-forward have norms, too (Gemma 2), 1
     where both read the same (Falcon)."""
@@ -134,6 +150,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise UsageError(
                 f"{attention.heads} attention heads are no multiple of the {attention.kv_heads} key-value heads"
             )
+        if isinstance(attention, LatentAttention) and attention.index is not None and attention.query_rank is None:
+            raise UsageError("an index of tokens is projected from the latent of the queries, and the model has none")
         experts = self.experts
         if experts is not None and not 1 <= experts.per_token <= experts.routed:
             raise UsageError(f"a token goes to {experts.per_token} of {experts.routed} routed experts; use 1 or more")

@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.codesign.model import ModelShape
+from fireflyer.codesign.model import LatentAttention, ModelShape
 from fireflyer.codesign.parallel.node import NodeModel
 
 __all__ = [
@@ -211,6 +211,8 @@ def _ranks(plan: ParallelPlan) -> Iterator[str]:
 
 def _matrices(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:
     tensor = plan.tensor
+    if isinstance(shape.attention, LatentAttention) and shape.attention.index is not None:
+        yield f"what an index of tokens (model_type {shape.model_type}) keeps in training is not known here"
     if tensor > 1 and shape.attention.heads % tensor:
         yield f"{shape.attention.heads} attention heads do not divide into tensor = {tensor} parts"
     if tensor > 1 and shape.feed_forward % tensor:

@@ -13,7 +13,7 @@ import msgspec
 
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.model.flops import attention_flops
-from fireflyer.codesign.model.parameters import layer_parameters, mtp_parameters
+from fireflyer.codesign.model.parameters import layer_parameters, mtp_parameters, outer_vectors
 from fireflyer.codesign.parallel.plan import ParallelPlan
 from fireflyer.codesign.schedule import balance
 
@@ -127,13 +127,14 @@ def _stage(
     embedding, heads = shape.vocabulary * shape.hidden, 0
     if first == 0:
         matrix += embedding + shape.learned_positions * shape.hidden
+        vector += outer_vectors(shape)[0]
     if last:
         heads = 1 + shape.mtp_layers
         extra = layer_parameters(shape, shape.layers - 1)
         matrix += shape.mtp_layers * (extra.matrix + 2 * shape.hidden * shape.hidden)
         routed += shape.mtp_layers * extra.routed
         vector += shape.mtp_layers * (mtp_parameters(shape) - extra.matrix - extra.routed - 2 * shape.hidden**2)
-        vector += shape.hidden * (2 if shape.layer_norm else 1)
+        vector += outer_vectors(shape)[1]
         if shape.has_experts(shape.layers - 1):
             experts += shape.mtp_layers
         else:

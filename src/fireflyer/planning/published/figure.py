@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
+from fireflyer.planning.amounts import Amount
+
 __all__ = ["PublishedFigure", "PublishedRow", "row"]
 
 Verdict = Literal["follows", "does not follow", "input"]
@@ -21,13 +23,19 @@ class PublishedRow(NamedTuple):
     """Between which a value lies that the paper prints as it does."""
     how: str
     """Expression, or why it does not follow."""
+    computed_bounds: Amount | None = None
+    """Where inputs are ranges: what lies between may be the value, and `computed` is the middle; None: a number."""
+    depends_on: str = ""
+    """Inputs that the paper does not print, and for which others can be given; "": none."""
 
     @property
     def verdict(self) -> Verdict:
+        """Where inputs are ranges, it follows if a value between the bounds is printed so."""
         if self.computed is None:
             return "input"
         slack = 1e-12 * abs(self.published)
-        return "follows" if self.bounds[0] - slack <= self.computed <= self.bounds[1] + slack else "does not follow"
+        low, high = self.computed_bounds or (self.computed, self.computed)
+        return "follows" if low <= self.bounds[1] + slack and high >= self.bounds[0] - slack else "does not follow"
 
     @property
     def difference(self) -> float | None:
@@ -45,17 +53,21 @@ class PublishedFigure(NamedTuple):
 def row(
     what: str,
     published: float,
-    computed: float | None,
+    computed: float | Amount | None,
     how: str,
     *,
     unit: str = "",
     step: float = 1.0,
     printed: Printed = "rounded",
+    depends_on: str = "",
 ) -> PublishedRow:
     """`step`: of the last digit that the paper prints. `printed`: rounded to the nearest, cut off, or as a bound."""
+    between = None
+    if isinstance(computed, Amount):
+        between, computed = computed if computed.low < computed.high else None, computed.middle
     bounds = {
         "rounded": (published - step / 2, published + step / 2),
         "cut": (published, published + step),
         "at least": (published, math.inf),
     }
-    return PublishedRow(what, published, computed, unit, bounds[printed], how)
+    return PublishedRow(what, published, computed, unit, bounds[printed], how, between, depends_on)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB
 from fireflyer.netsim import LATENCIES, LatencyName, Settings, simulate
+from fireflyer.planning.amounts import Amount
+from fireflyer.planning.costs import bill_of, bill_of_counts, price_bill
+from fireflyer.planning.prices import PriceList
 from fireflyer.planning.published.figure import PublishedFigure, PublishedRow, row
 from fireflyer.topology.fabrics import (
     Counts,
@@ -24,8 +27,6 @@ __all__ += ["topologies"]
 
 FIRE_FLYER = "Fire-Flyer AI-HPC, arXiv:2408.14158"
 V3 = "Insights into DeepSeek-V3, arXiv:2505.09343"
-SWITCH_MUSD, LINK_MUSD, ENDPOINT_MUSD = 0.04, 0.00185, 0.000665
-"""One of many price lists that give four of the five printed costs; no other column of the table tells them apart."""
 
 
 def _gpus(count: int, ports: int = 1) -> tuple[NodeGroup, ...]:
@@ -139,7 +140,10 @@ def storage() -> PublishedFigure:
     )
 
 
-def topologies() -> PublishedFigure:
+def topologies(prices: PriceList) -> PublishedFigure:
+    """Raises `UsageError` for prices in another currency, or without one of what the table has."""
+    if prices.currency != "USD":
+        raise UsageError(f"the paper's costs are in USD, and the prices in {prices.currency}; give prices in USD")
     rows = []
     ideal = {
         "SF": slim_fly_counts(28),
@@ -159,7 +163,9 @@ def topologies() -> PublishedFigure:
     }
     for name, (endpoints, switches, links, cost, each, step) in published.items():
         counts = ideal[name] if name in ideal else counts_of(built[name])
-        rows += _topology(name, counts, (endpoints, switches, links, cost), each, step)
+        bill = bill_of_counts(counts) if name in ideal else bill_of(built[name])
+        price = price_bill(bill, prices, ("gpu",)).price()
+        rows += _topology(name, counts, price, (endpoints, switches, links, cost), each, step)
     return PublishedFigure("v3-table-3", "network topologies", f"{V3}, table 3", tuple(rows))
 
 
@@ -181,16 +187,16 @@ def latencies() -> PublishedFigure:
 
 
 def _topology(
-    name: str, counts: Counts, published: tuple[int, int, int, int], each: float, step: float
+    name: str, counts: Counts, price: Amount, published: tuple[int, int, int, int], each: float, step: float
 ) -> list[PublishedRow]:
     endpoints, switches, links, cost = published
-    millions = SWITCH_MUSD * counts.switches + LINK_MUSD * counts.links + ENDPOINT_MUSD * counts.endpoints
+    thousands = price.over(1000 * counts.endpoints)
     how = f"not constructible: {counts.why_not_built}" if counts.why_not_built else "counted"
-    priced = "40 k$ a switch, 1.85 a link, 0.665 an endpoint: prices are an input, the table does not determine them"
+    priced = "switches, links and endpoints by their prices, which the table does not determine"
     return [
         row(f"{name}: endpoints", endpoints, counts.endpoints, how),
         row(f"{name}: switches", switches, counts.switches, how),
         row(f"{name}: links", links, counts.links, how),
-        row(f"{name}: cost", cost, millions, priced, unit="M$"),
-        row(f"{name}: cost of an endpoint", each, 1000 * millions / counts.endpoints, priced, unit="k$", step=step),
+        row(f"{name}: cost", cost, price.times(1e-6), priced, unit="M$", depends_on="prices"),
+        row(f"{name}: cost of an endpoint", each, thousands, priced, unit="k$", step=step, depends_on="prices"),
     ]

@@ -9,6 +9,7 @@ from fireflyer.topology.fabrics.flat import Counts, counts_of, dragonfly, dragon
 from fireflyer.topology.fabrics.graph import Cable, Fabric, Layer, LayerRate, NodeGroup
 from fireflyer.topology.fabrics.inside import open_nodes
 from fireflyer.topology.fabrics.joined import multi_plane, rail_optimised, zones
+from fireflyer.topology.fabrics.names import vertex_name, vertex_named
 from fireflyer.topology.fabrics.properties import (
     Bisection,
     bisection,
@@ -42,5 +43,7 @@ __all__ = [
     "slim_fly_counts",
     "three_layer_tree",
     "two_layer_tree",
+    "vertex_name",
+    "vertex_named",
     "zones",
 ]
