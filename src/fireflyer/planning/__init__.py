@@ -13,6 +13,8 @@ from fireflyer.planning.cluster import (
 )
 from fireflyer.planning.costs import (
     BillLine,
+    CableBill,
+    CableRow,
     Ownership,
     PricedBill,
     PricedLine,
@@ -25,18 +27,21 @@ from fireflyer.planning.loads import HeatMap, LayerLoad, LinkLoads, link_loads
 from fireflyer.planning.network_file import NetworkFile
 from fireflyer.planning.node_limits import Limits, hfreduce_limits, host_memory_operations, ring_pcie_bandwidth
 from fireflyer.planning.page import render_cluster
-from fireflyer.planning.prices import NodePrice, Price, PriceList
+from fireflyer.planning.prices import LengthClass, NodePrice, Price, PriceList
 from fireflyer.planning.published import PublishedFigure, PublishedRow, published_figures
 from fireflyer.planning.step_traffic import SimulatedStep
 
 __all__ = [
     "Amount",
     "BillLine",
+    "CableBill",
+    "CableRow",
     "CheckpointPart",
     "ClusterAnswer",
     "ClusterPlan",
     "HeatMap",
     "LayerLoad",
+    "LengthClass",
     "Limits",
     "LinkLoads",
     "NetworkFile",
