@@ -18,6 +18,8 @@ from fireflyer.planning.cluster import (
 )
 from fireflyer.planning.costs import (
     BillLine,
+    CableBill,
+    CableRow,
     Ownership,
     PricedBill,
     PricedLine,
@@ -50,13 +52,15 @@ from fireflyer.planning.network_traffic import (
 )
 from fireflyer.planning.node_limits import Limits, hfreduce_limits, host_memory_operations, ring_pcie_bandwidth
 from fireflyer.planning.page import render_cluster
-from fireflyer.planning.prices import NodePrice, Price, PriceList, SourcedValue
+from fireflyer.planning.prices import LengthClass, NodePrice, Price, PriceList, SourcedValue
 from fireflyer.planning.published import PublishedFigure, PublishedRow, published_figures
 from fireflyer.planning.step_traffic import SimulatedStep
 
 __all__ = [
     "Amount",
     "BillLine",
+    "CableBill",
+    "CableRow",
     "CheckpointPart",
     "ClusterAnswer",
     "ClusterPlan",
@@ -64,6 +68,7 @@ __all__ = [
     "HeatMap",
     "LaneTimes",
     "LayerLoad",
+    "LengthClass",
     "Limits",
     "LinkLoads",
     "LinksFailure",

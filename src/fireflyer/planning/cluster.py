@@ -18,7 +18,7 @@ from fireflyer.codesign.model import ModelShape, count_parameters
 from fireflyer.codesign.parallel import NodeModel, ParallelPlan, StepEstimate, estimate_step, refusals
 from fireflyer.netsim import Settings, first_rates, pattern_transfers
 from fireflyer.planning.amounts import Amount, amount_of
-from fireflyer.planning.costs import Ownership, bill_of, break_even_hours, cost_of_ownership, price_bill
+from fireflyer.planning.costs import CableBill, Ownership, bill_of, break_even_hours, cost_of_ownership, price_bill
 from fireflyer.planning.network_file import NetworkFile
 from fireflyer.planning.prices import PriceList, SourcedValue
 from fireflyer.planning.step_traffic import SimulatedStep, checkpoint_load, simulate_step, transfers_of
@@ -131,6 +131,8 @@ class CostAnswer(msgspec.Struct, frozen=True, kw_only=True):
     network: Amount
     network_watts: Amount
     """Of switches and cables."""
+    cables: CableBill
+    """By class of lengths."""
     node_watts: Amount
     """Of nodes at work."""
     ownership: Ownership
@@ -350,7 +352,8 @@ def _cost(
     given: ClusterPlan, network: NetworkFile, fabric: Fabric, prices: PriceList, plan: ParallelPlan, days: Amount
 ) -> CostAnswer:
     kinds = [group.kind for group in fabric.groups]
-    bill = price_bill(bill_of(fabric, with_nodes=True, frame_switch=network.frame_switch), prices, kinds)
+    pieces = bill_of(fabric, with_nodes=True, frame_switch=network.frame_switch, metres=network.metres)
+    bill = price_bill(pieces, prices, kinds)
     own = cost_of_ownership(bill, prices)
     if own.per_gpu_hour is None:
         raise UsageError(f"the prices say of no node how many GPUs it has; add nodes.{given.gpu_kind}.gpus = 8")
@@ -362,6 +365,7 @@ def _cost(
         currency=prices.currency,
         network=bill.price("switch", "cable"),
         network_watts=bill.watts("switch", "cable"),
+        cables=bill.cables(prices),
         node_watts=bill.watts("node"),
         ownership=own,
         run=run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, Literal
 
 import msgspec
@@ -24,7 +25,7 @@ __all__ = ["NetworkFile"]
 Family = Literal["two-layer", "three-layer", "zones", "multi-plane", "rail-optimised", "dragonfly", "slim-fly"]
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "two-layer": ("radix", "nodes", "uplinks", "spread"),
-    "three-layer": ("radix", "nodes", "cores", "spread"),
+    "three-layer": ("radix", "nodes", "uplinks", "spine_uplinks", "cores", "spread"),
     "zones": ("radix", "nodes", "shared", "between", "zones", "zone_switches", "spread"),
     "multi-plane": ("radix", "nodes", "planes"),
     "rail-optimised": ("radix", "nodes", "rails"),
@@ -51,10 +52,14 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of a link."""
     frame_switch: bool = False
     """Leaf and spine switches are modules of a frame, without cables between them."""
+    metres: dict[str, float | tuple[float, float]] = {}
+    """Length of cables by the layers that they join, named as in a list of prices (`leaf-spine`, `gpu-leaf`,
+    `node-leaf`, `link`, `endpoint`); of two numbers, lengths are spread evenly from the first to the second."""
     nodes: tuple[NodeGroup, ...] = ()
     shared: tuple[NodeGroup, ...] = ()
     radix: int | None = None
     uplinks: int | None = None
+    spine_uplinks: int | None = None
     spread: bool | None = None
     cores: int | None = None
     between: int | None = None
@@ -80,8 +85,13 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"{', '.join(_KEYS[self.family])}"
             )
 
+        for name, length in self.metres.items():
+            low, high = length if isinstance(length, tuple) else (length, length)
+            if not 0 < low <= high < math.inf:
+                raise UsageError(f"metres.{name} is {length}; write a length above 0, or [shortest, longest]")
+
     def _given(self) -> dict[str, Any]:
-        own = ("name", "family", "gbit_per_s", "frame_switch")
+        own = ("name", "family", "gbit_per_s", "frame_switch", "metres")
         values = {key: getattr(self, key) for key in self.__struct_fields__ if key not in own}
         return {key: value for key, value in values.items() if value is not None and value != ()}
 

@@ -6,18 +6,20 @@ what shares a link is seen to share it, and traffic that no formula has can be a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel.node import NodeModel
 from fireflyer.netsim import NetworkRun, simulate_paths
+from fireflyer.planning.node_buffers import buffer_sockets, gpu_sockets, nic_bridges, nic_sockets
 from fireflyer.topology.node_fabric import NodeFabric, Path, Wire
 from fireflyer.topology.traffic import Transfer
 
 __all__ = [
     "Contention",
+    "NodeBandwidth",
     "hfreduce_bandwidth",
     "kv_contention",
     "node_fabric",
@@ -41,38 +43,42 @@ class Flow(NamedTuple):
     targets: tuple[str, ...]
     nbytes: float
     lane: int = 0
+    over: str | None = None
+    """A vertex on all ways: the NIC of a message."""
 
 
-def node_fabric(
-    node: NodeModel,
-    *,
-    sockets: int = 2,
-    peer_bytes_per_s: float | None = None,
-    between_sockets_bytes_per_s: float = UNLIMITED,
-) -> NodeFabric:
+class NodeBandwidth(NamedTuple):
+    """Of an allreduce."""
+
+    bytes_per_s: float
+    """Of the algorithm: of the array of one GPU over the time."""
+    binding: str
+    """The link that is full first, as `NodeFabric.link_names` names it."""
+
+
+def node_fabric(node: NodeModel) -> NodeFabric:
     """The links inside a node. GPUs are behind bridges of `bridge_gpus` each: each bridge is as loaded as the most
     loaded one. NICs are at bridges where there are as many, as with one NIC for each GPU, and at sockets otherwise.
     Memory is divided over sockets. NVLink joins two GPUs by a wire, and more by a switch, to which each has one port.
-    `peer_bytes_per_s`: between a GPU and another device through a socket; 9 GiB/s on
-    Rome processors (Fire-Flyer paper, IV-D2).
+    Devices that write to each other through a socket reach `node.peer_bytes_per_s`.
 
     Raises `UsageError` where GPUs do not divide into bridges and sockets.
     """
-    bridges = node.gpus // node.bridge_gpus
-    if sockets < 1 or node.gpus % node.bridge_gpus or bridges % sockets:
-        raise UsageError(f"{node.gpus} GPUs behind bridges of {node.bridge_gpus} do not divide over {sockets} sockets")
+    sockets = node.sockets
+    of_gpus = gpu_sockets(node)
     wires = [_wire(f"gpu{gpu}", f"bridge{gpu // node.bridge_gpus}", node.pcie_bytes_per_s) for gpu in range(node.gpus)]
-    for bridge in range(bridges):
-        above = f"socket{bridge * sockets // bridges}"
+    for bridge in range(node.gpus // node.bridge_gpus):
+        above = f"socket{of_gpus[bridge * node.bridge_gpus]}"
         wires.append(_wire(f"bridge{bridge}", above, node.bridge_bytes_per_s, shared=True))
+    between = node.between_sockets_bytes_per_s or UNLIMITED
     for socket in range(sockets):
         share = node.host_memory_bytes_per_s / sockets
         wires.append(_wire(f"memory{socket}", f"socket{socket}", share, shared=True))
         wires.append(_wire(f"cpu{socket}", f"socket{socket}", UNLIMITED))
-        wires += [_wire(f"socket{other}", f"socket{socket}", between_sockets_bytes_per_s) for other in range(socket)]
-    for nic in range(node.nics):
-        at = f"bridge{nic * bridges // node.nics}" if node.nics >= bridges else f"socket{nic * sockets // node.nics}"
-        wires.append(_wire(at, f"nic{nic}", UNLIMITED))
+        wires += [_wire(f"socket{other}", f"socket{socket}", between) for other in range(socket)]
+    bridges = nic_bridges(node)
+    for nic, socket in enumerate(nic_sockets(node)):
+        wires.append(_wire(f"socket{socket}" if bridges is None else f"bridge{bridges[nic]}", f"nic{nic}", UNLIMITED))
         wires.append(_wire(f"nic{nic}", NETWORK, node.nic_bytes_per_s))
     if node.nvlink_gpus == 2:
         wires += [_wire(f"gpu{gpu}", f"gpu{gpu + 1}", node.nvlink_bytes_per_s) for gpu in range(0, node.gpus, 2)]
@@ -87,7 +93,7 @@ def node_fabric(
         host=tuple(f"{kind}{socket}" for kind in ("memory", "cpu") for socket in range(sockets)),
         wires=tuple(wires),
         through=tuple(f"socket{socket}" for socket in range(sockets)),
-        peer_bytes_per_s=peer_bytes_per_s,
+        peer_bytes_per_s=node.peer_bytes_per_s,
     )
 
 
@@ -98,7 +104,7 @@ def _wire(a: str, b: str, bytes_per_s: float, *, shared: bool = False, length: i
 def simulate_flows(fabric: NodeFabric, flows: Sequence[Flow], lane_weights: tuple[float, ...] = (1.0,)) -> NetworkRun:
     """All at once to their end, at max-min fair rates. Raises `UsageError`."""
     numbers = {name: number for number, name in enumerate(fabric.devices + fabric.host)}
-    paths: list[Path] = [fabric.path(one.sources, one.targets) for one in flows]
+    paths: list[Path] = [fabric.path(one.sources, one.targets, one.over) for one in flows]
     transfers = [
         Transfer(
             id=place,
@@ -112,49 +118,55 @@ def simulate_flows(fabric: NodeFabric, flows: Sequence[Flow], lane_weights: tupl
     return simulate_paths(fabric.capacities, transfers, paths, lane_weights=lane_weights)
 
 
-def hfreduce_bandwidth(fabric: NodeFabric, *, pairs: bool = False, copied_back_by_dma: bool = False) -> float:
-    """Bytes per second of the algorithm: of the array of one GPU over the time, in a long pipeline, where everything
-    happens at once. The flows are those of `host_memory_operations`."""
+def _bandwidth(fabric: NodeFabric, flows: Sequence[Flow]) -> NodeBandwidth:
+    run = simulate_flows(fabric, flows)
+    seconds = [sent / rate for sent, rate in zip(run.link_bytes.tolist(), fabric.capacities, strict=True)]
+    return NodeBandwidth(BYTES / run.makespan_s, fabric.link_names[seconds.index(max(seconds))])
+
+
+def hfreduce_bandwidth(node: NodeModel, *, pairs: bool = False, copied_back_by_dma: bool = False) -> NodeBandwidth:
+    """Of HFReduce in a long pipeline, where everything happens at once. The flows are those of
+    `host_memory_operations`. Raises `UsageError` as `node_fabric`."""
+    fabric = node_fabric(node)
     gpus = [name for name in fabric.devices if name != NETWORK]
-    leaders = gpus[::2] if pairs else gpus
-    memory = tuple(name for name in fabric.host if name.startswith("memory"))
-    cpu = tuple(name for name in fabric.host if name.startswith("cpu"))
-    network = (NETWORK,)
+    cpu = tuple(f"cpu{socket}" for socket in range(node.sockets))
+    sockets = gpu_sockets(node)
     flows = []
     if pairs:
-        ends = list(zip(gpus[1::2], leaders, strict=True))
+        ends = list(zip(gpus[1::2], gpus[::2], strict=True))
         flows += [Flow((one,), (other,), BYTES) for pair in ends for one, other in (pair, pair[::-1])]
-    for leader in leaders:
-        flows += [Flow((leader,), _near(fabric, leader, memory), BYTES), Flow(memory, cpu, BYTES)]
+    results = [
+        (f"nic{nic}", _memory(buffer_sockets(node.network_buffers, socket, node.sockets)))
+        for nic, socket in enumerate(nic_sockets(node))
+    ]
+    part = BYTES / node.nics
+    for leader, socket in list(zip(gpus, sockets, strict=True))[:: 2 if pairs else 1]:
+        own = _memory(buffer_sockets(node.gpu_buffers, socket, node.sockets))
+        flows += [Flow((leader,), own, BYTES), Flow(own, cpu, BYTES)]
         if copied_back_by_dma:
-            flows.append(Flow(_near(fabric, leader, memory), (leader,), BYTES))
+            flows += [Flow(place, (leader,), part) for _, place in results]
         else:
-            flows.append(Flow(_near(fabric, leader, cpu), (leader,), BYTES))
-    flows.append(Flow(cpu, memory, BYTES))
-    flows += 2 * [Flow(memory, network, BYTES), Flow(network, memory, BYTES)]
-    flows.append(Flow(memory, cpu, BYTES))
-    if not copied_back_by_dma:  # once for each half of the GPUs
-        flows += 2 * [Flow(memory, cpu, BYTES)]
-    return BYTES / simulate_flows(fabric, flows).makespan_s
+            flows.append(Flow((f"cpu{socket}",), (leader,), BYTES))
+    for nic, place in results:
+        flows += [Flow(cpu, place, part), Flow(place, cpu, part)]  # the sum, and what arrives to be added
+        flows += 2 * [Flow(place, (NETWORK,), part, over=nic), Flow((NETWORK,), place, part, over=nic)]
+        if not copied_back_by_dma:  # once for each half of the GPUs
+            flows += 2 * [Flow(place, cpu, part)]
+    return _bandwidth(fabric, flows)
 
 
-def _near(fabric: NodeFabric, device: str, candidates: tuple[str, ...]) -> tuple[str, ...]:
-    """Those over the fewest links."""
-    counts = {name: len(fabric.path((device,), (name,)).links) for name in candidates}
-    least = min(counts.values())
-    return tuple(name for name in candidates if counts[name] == least)
+def _memory(sockets: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"memory{socket}" for socket in sockets)
 
 
-def ring_bandwidth(fabric: NodeFabric, ranks: int) -> float:
-    """Bytes per second of the algorithm of a ring of `ranks` GPUs in many nodes like this one, in the order of their
-    numbers: as `ring_pcie_bandwidth`, each moves (2n - 1)/n times the array to the next. Raises `UsageError`."""
-    gpus = [name for name in fabric.devices if name != NETWORK]
-    if ranks < 2 * len(gpus):
-        raise UsageError(f"a ring of {ranks} ranks does not leave a node of {len(gpus)} GPUs; use {2 * len(gpus)}")
+def ring_bandwidth(node: NodeModel, ranks: int) -> NodeBandwidth:
+    """Of a ring of `ranks` GPUs in many nodes like this one, in the order of their numbers: as `ring_pcie_bandwidth`,
+    each moves (2n - 1)/n times the array to the next. Raises `UsageError`."""
+    if ranks < 2 * node.gpus:
+        raise UsageError(f"a ring of {ranks} ranks does not leave a node of {node.gpus} GPUs; use {2 * node.gpus}")
     moved = BYTES * (2 * ranks - 1) / ranks
-    around = [NETWORK, *gpus, NETWORK]
-    flows = [Flow((one,), (other,), moved) for one, other in pairwise(around)]
-    return BYTES / simulate_flows(fabric, flows).makespan_s
+    around = [NETWORK, *(f"gpu{gpu}" for gpu in range(node.gpus)), NETWORK]
+    return _bandwidth(node_fabric(node), [Flow((one,), (other,), moved) for one, other in pairwise(around)])
 
 
 class Contention(NamedTuple):
@@ -175,17 +187,19 @@ class Contention(NamedTuple):
 
 
 def kv_contention(
-    fabric: NodeFabric, expert_bytes: float, cache_bytes: float, *, expert_weight: float = 15.0
+    node: NodeModel, expert_bytes: float, cache_bytes: float, *, expert_weight: float = 15.0
 ) -> Contention:
-    """Of a GPU that gets `expert_bytes` from the network and `cache_bytes` from host memory, all GPUs alike: both come
-    over its PCIe link (DeepSeek-V3 paper, 4.5). `expert_weight`: of a traffic class for experts, which today's GPUs do
-    not offer; that of the cache is 1. Raises `UsageError`."""
+    """Of a GPU that gets `expert_bytes` from the network and `cache_bytes` from its host memory, all GPUs alike: both
+    come over its PCIe link (DeepSeek-V3 paper, 4.5). `expert_weight`: of a traffic class for experts, which today's
+    GPUs do not offer; that of the cache is 1. Raises `UsageError`."""
     if not (expert_bytes > 0 and cache_bytes > 0 and expert_weight > 0):
         raise UsageError(f"{expert_bytes} and {cache_bytes} bytes, weight {expert_weight}; use numbers above 0")
-    gpus = [name for name in fabric.devices if name != NETWORK]
-    memory = tuple(name for name in fabric.host if name.startswith("memory"))
-    experts = [Flow((NETWORK,), (gpu,), expert_bytes, 0) for gpu in gpus]
-    cache = [Flow(_near(fabric, gpu, memory), (gpu,), cache_bytes, 1) for gpu in gpus]
+    fabric = node_fabric(node)
+    experts = [Flow((NETWORK,), (f"gpu{gpu}",), expert_bytes, 0) for gpu in range(node.gpus)]
+    cache = [
+        Flow(_memory(buffer_sockets(node.gpu_buffers, socket, node.sockets)), (f"gpu{gpu}",), cache_bytes, 1)
+        for gpu, socket in enumerate(gpu_sockets(node))
+    ]
 
     def last_s(flows: list[Flow], weight: float) -> list[float]:
         ends = simulate_flows(fabric, flows, (weight, 1.0)).finish_s

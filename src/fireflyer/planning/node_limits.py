@@ -1,4 +1,4 @@
-"""Bandwidth limits of an allreduce inside and out of a node (Fire-Flyer paper, IV-D3). Pure.
+"""Bandwidth limits of an allreduce inside and out of a node (Fire-Flyer paper, IV-D). Pure.
 
 Bandwidth is that of the algorithm: bytes of the array of one GPU over the time. HFReduce touches host memory for each
 byte several times, its double binary tree sends and receives each byte twice over the NIC, and GPUs behind one host
@@ -7,10 +7,12 @@ bridge share that in both directions.
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel.node import NodeModel
+from fireflyer.planning.node_buffers import buffer_sockets, gpu_sockets, nic_sockets
 
 __all__ = ["Limits", "hfreduce_limits", "host_memory_operations", "pcie_bandwidth", "ring_pcie_bandwidth"]
 
@@ -19,11 +21,12 @@ _LANE_BYTES_PER_S: Final = {1: 0.25e9, 2: 0.5e9, 3: 1e9, 4: 2e9, 5: 4e9, 6: 8e9}
 
 
 class Limits(NamedTuple):
-    """Bytes per second that each part of a node allows; None: it has no part in it."""
+    """Bytes per second that each part of a node allows; infinite: it never limits."""
 
     host_memory: float
     nic: float
     bridge: float
+    between_sockets: float = math.inf
 
     @property
     def binding(self) -> str:
@@ -50,14 +53,70 @@ def host_memory_operations(gpus: int, *, pairs: bool = False, copied_back_by_dma
 
 
 def hfreduce_limits(node: NodeModel, *, pairs: bool = False, copied_back_by_dma: bool = False) -> Limits:
-    """Limits of HFReduce on this node. `pairs`: GPUs joined by NVLink add first, and one of them copies."""
+    """Limits of HFReduce on this node. `pairs`: GPUs joined by NVLink add first, and one of them copies. Raises
+    `UsageError` for GPUs that do not divide into pairs, bridges and sockets."""
     operations = host_memory_operations(node.gpus, pairs=pairs, copied_back_by_dma=copied_back_by_dma)
     copying = max(1, node.bridge_gpus // 2) if pairs else node.bridge_gpus
+    copies = gpu_sockets(node)[:: 2 if pairs else 1]
+    results = _results(node)
+    # Copies of GPUs are written, and read to be added; what is left are sums, and what the network sends and receives.
+    of_gpus = _copies(node, copies)
+    rest = operations - 2 * len(copies)
+    fullest = max(2 * of_gpus[memory] + rest * results[memory] for memory in range(node.sockets))
+    crossing = _crossing(node, copies, results, copied_back_by_dma=copied_back_by_dma)
+    limited = crossing and node.between_sockets_bytes_per_s
     return Limits(
-        host_memory=node.host_memory_bytes_per_s / operations,
+        host_memory=node.host_memory_bytes_per_s / node.sockets / fullest,
         nic=node.nics * node.nic_bytes_per_s / 2,
         bridge=node.bridge_bytes_per_s / (2 * copying),
+        between_sockets=node.between_sockets_bytes_per_s / crossing if limited else math.inf,
     )
+
+
+def _copies(node: NodeModel, copies: tuple[int, ...]) -> list[float]:
+    """Arrays in the memory of each socket, of GPUs at these sockets."""
+    found = [0.0] * node.sockets
+    for socket in copies:
+        places = buffer_sockets(node.gpu_buffers, socket, node.sockets)
+        for memory in places:
+            found[memory] += 1 / len(places)
+    return found
+
+
+def _results(node: NodeModel) -> list[float]:
+    """Share of the memory of each socket in sums, and in what the network sends and receives."""
+    found = [0.0] * node.sockets
+    for socket in nic_sockets(node):
+        places = buffer_sockets(node.network_buffers, socket, node.sockets)
+        for memory in places:
+            found[memory] += 1 / (node.nics * len(places))
+    return found
+
+
+def _crossing(node: NodeModel, copies: tuple[int, ...], results: list[float], *, copied_back_by_dma: bool) -> float:
+    """Most arrays that go from one socket to another one. Processors of all sockets add a part of the array each."""
+    sockets = node.sockets
+    crossed = [[0.0] * sockets for _ in range(sockets)]
+    for socket in copies:
+        places = buffer_sockets(node.gpu_buffers, socket, sockets)
+        for memory in places:
+            crossed[socket][memory] += 1 / len(places)
+            for adding in range(sockets):
+                crossed[memory][adding] += 1 / (len(places) * sockets)
+        if copied_back_by_dma:
+            for memory in range(sockets):
+                crossed[memory][socket] += results[memory]
+    for memory in range(sockets):
+        for processor in range(sockets):
+            part = results[memory] / sockets
+            crossed[processor][memory] += part  # the sum is written
+            crossed[memory][processor] += part + (0.0 if copied_back_by_dma else 2 * part)  # to be added, to be copied
+    for socket in nic_sockets(node):
+        places = buffer_sockets(node.network_buffers, socket, sockets)
+        for memory in places:
+            crossed[memory][socket] += 2 / (node.nics * len(places))
+            crossed[socket][memory] += 2 / (node.nics * len(places))
+    return max((crossed[a][b] for a in range(sockets) for b in range(sockets) if a != b), default=0.0)
 
 
 def ring_pcie_bandwidth(peer_bytes_per_s: float, ranks: int) -> float:

@@ -6,12 +6,14 @@ not a zero.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.planning.amounts import Amount, amount_of
 
-__all__ = ["NodePrice", "Price", "PriceList", "SourcedValue"]
+__all__ = ["LengthClass", "NodePrice", "Price", "PriceList", "SourcedValue", "cable_names"]
 
 
 class SourcedValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +58,25 @@ class NodePrice(Price, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """FLOPs per second that a GPU delivers, as measured by a large matrix product."""
 
 
+class LengthClass(Price, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Price of a link of some lengths with what is plugged into both ends: copper in a rack, active optical cables in a
+    row, transceivers and fibre between rooms."""
+
+    most_metres: float
+    """The longest; it begins where the class below it ends."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.most_metres < math.inf:
+            raise UsageError(f"most_metres is {self.most_metres}; write a length above 0")
+
+
+def cable_names(below: str, above: str, *, of_node: bool) -> list[str]:
+    """Names under which a table has what is said of cables between two layers, the most special one first."""
+    general = [f"node-{above}", "endpoint"] if of_node else ["link"]
+    return list(dict.fromkeys([f"{below}-{above}", *general]))
+
+
 class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prices of switches by layer, of cables by the layers that they join (`leaf-spine`; `node-leaf` for all nodes),
     and of nodes by kind. `switch`, `link` and `endpoint` stand for what has no price of its own."""
@@ -64,6 +85,8 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     switches: dict[str, Price] = {}
     cables: dict[str, Price] = {}
     """Of one link with what is plugged into both ends."""
+    lengths: dict[str, LengthClass] = {}
+    """Of links whose length the network gives (`metres`), by class; those of `cables` are of all others."""
     nodes: dict[str, NodePrice] = {}
     electricity_per_kwh: SourcedValue | None = None
     """None: it costs nothing."""
@@ -84,6 +107,9 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise UsageError(f"years is {self.years}; use more than 0 and at most 50")
         if not 0 < self.utilisation <= 1:
             raise UsageError(f"utilisation is {self.utilisation}; use more than 0 and at most 1")
+        longest = [one.most_metres for one in self.lengths.values()]
+        if len(set(longest)) < len(longest):
+            raise UsageError("two classes of lengths have the same most_metres; give each its own")
 
     def of_switch(self, layer: str) -> Price:
         """Raises `UsageError`."""
@@ -91,11 +117,16 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def of_cable(self, below: str, above: str, *, of_node: bool) -> Price:
         """Raises `UsageError`."""
-        names = list(dict.fromkeys([f"{below}-{above}", *([f"node-{above}", "endpoint"] if of_node else ["link"])]))
+        names = cable_names(below, above, of_node=of_node)
         for name in names:
             if name in self.cables:
                 return self.cables[name]
-        raise UsageError(f"the prices have no cables.{names[0]}, nor {' nor '.join(names[1:])}; add one of them")
+        also = f", or metres.{names[0]} to the network, whose class of lengths has a price" if self.lengths else ""
+        raise UsageError(f"the prices have no cables.{names[0]}, nor {' nor '.join(names[1:])}; add one of them{also}")
+
+    def classes(self) -> list[tuple[str, LengthClass]]:
+        """Classes of lengths with their names, the shortest first."""
+        return sorted(self.lengths.items(), key=lambda one: one[1].most_metres)
 
     def of_node(self, kind: str) -> NodePrice:
         """Raises `UsageError`."""

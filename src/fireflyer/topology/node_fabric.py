@@ -81,29 +81,43 @@ class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         pairs = [(one, other) for one in self.devices for other in self.devices if one != other]
         return {pair: first + place for place, pair in enumerate(pairs)}
 
+    @cached_property
+    def link_names(self) -> list[str]:
+        """Of each link: `gpu0 to bridge0`; `gpu0 and bridge0` where both directions share it, and so the limit of a
+        pair of devices, `gpu0 to network, as peers`."""
+        found = []
+        for wire in self.wires:
+            ways = (f"{wire.a} to {wire.b}", f"{wire.b} to {wire.a}")
+            found += [f"{wire.a} and {wire.b}"] if wire.shared else list(ways)
+        return found + [f"{one} to {other}, as peers" for one, other in self._peers]
+
     @property
     def capacities(self) -> list[float]:
         """Bytes per second of each link."""
         found = [wire.bytes_per_s for wire in self.wires for _ in range(1 if wire.shared else 2)]
         return found + [self.peer_bytes_per_s or 0.0] * len(self._peers)
 
-    def path(self, sources: Sequence[str], targets: Sequence[str]) -> Path:
+    def path(self, sources: Sequence[str], targets: Sequence[str], over: str | None = None) -> Path:
         """Of a transfer whose bytes come from all sources and go to all targets in equal parts, as from memory that is
-        interleaved over sockets. Raises `UsageError` for names that are no devices or host, and where no way is."""
+        interleaved over sockets. `over`: a vertex on all ways, as the NIC that a message takes. Raises `UsageError` for
+        names that are no devices or host, and where no way is."""
         weights: dict[int, float] = {}
         share = 1 / (len(sources) * len(targets))
-        for source in sources:
-            for target in targets:
-                for link, part in self._between(source, target).items():
-                    weights[link] = weights.get(link, 0.0) + share * part
-        return Path(tuple(weights), tuple(weights.values()))
-
-    def _between(self, source: str, target: str) -> dict[int, float]:
         ends = set(self.devices) | set(self.host)
-        for name in (source, target):
+        for name in (*sources, *targets):
             if name not in ends:
                 raise UsageError(f"{name} is no end of transfers of {self.name}; those are {', '.join(sorted(ends))}")
-        distance = self._distances(target, ends)
+        for source in sources:
+            for target in targets:
+                for one, other in ((source, target),) if over is None else ((source, over), (over, target)):
+                    for link, part in self._between(one, other, ends).items():
+                        weights[link] = weights.get(link, 0.0) + share * part
+        return Path(tuple(weights), tuple(weights.values()))
+
+    def _between(self, source: str, target: str, ends: set[str]) -> dict[int, float]:
+        if target not in self._known_distances:
+            self._known_distances[target] = self._distances(target, ends)
+        distance = self._known_distances[target]
         if source not in distance:
             raise UsageError(f"no way leads from {source} to {target} in {self.name}")
         used: dict[int, float] = {}
@@ -123,6 +137,11 @@ class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             used[self._peers[source, target]] = 1.0
         return used
 
+    @cached_property
+    def _known_distances(self) -> dict[str, dict[str, int]]:
+        """By target."""
+        return {}
+
     def _distances(self, target: str, ends: set[str]) -> dict[str, int]:
         """Length of the shortest way to `target` from what reaches it (Dijkstra); ends forward nothing."""
         found: dict[str, int] = {}
@@ -133,6 +152,6 @@ class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 continue
             found[at] = distance
             if at == target or at not in ends:
-                for hop in self._hops[at]:
+                for hop in self._hops.get(at, ()):
                     heappush(queue, (distance + hop.length, hop.to))
         return found

@@ -11,7 +11,7 @@ import pytest
 
 from fireflyer.cli import main
 from fireflyer.codesign.model.config import MODEL_TYPES
-from fireflyer.planning import NetworkFile, NodePrice, PriceList, SourcedValue
+from fireflyer.planning import LengthClass, NetworkFile, NodePrice, PriceList, SourcedValue
 from fireflyer.planning.network_file import Family
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/plan-network.md").read_text()
@@ -29,7 +29,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     (tmp_path / "config.json").write_text(blocks("json")[0])
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 22
+    assert len(commands) == 24
     said = []
     for command in commands:
         assert main(command) == 0, command
@@ -43,18 +43,24 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     for place in (9, 10):
         assert "gigabytes per second of all nodes: " in said[place]
     assert "  gpu0-gpu9: links 1, between gpu0-leaf0" in said[11]
+    assert "  cables by length:\n    copper: links 432, price of one 60 to 120, price " in said[12]
+    assert "    optical: links 314, " in said[12]
+    assert "    all cables: links 872, price " in said[12]
     assert "hours after which owning is cheaper: " in said[13]
     assert "parameters: 13,015,864,320" in said[15]
     assert "share of GPUs for prefill: 0." in said[16]
     assert "HFReduce, GB/s as flows over all links: 9.375" in said[17]
-    assert "depends on prices" in " ".join(said[21].split())
-    assert "times as long for experts with a KV cache beside them: 1.6" in said[18]
+    assert "ring of 16 GPUs, GB/s as flows: 4.988" in said[17]
+    assert "ring of 16 GPUs, GB/s as flows: 9.677" in said[18]
+    assert "HFReduce, what binds: between_sockets" in said[19]
+    assert "times as long for experts with a KV cache beside them: 1.6" in said[20]
+    assert "depends on prices" in " ".join(said[23].split())
 
 
 def test_every_key_and_family_is_named() -> None:
     named = set(re.findall(r"`([\w-]+)`", TEXT)) | set(re.findall(r"^(\w+) = ", TEXT, re.MULTILINE))
-    keys = {*NetworkFile.__struct_fields__, *PriceList.__struct_fields__, *NodePrice.__struct_fields__}
-    keys |= set(SourcedValue.__struct_fields__)
+    structs = (NetworkFile, PriceList, NodePrice, LengthClass, SourcedValue)
+    keys = {name for one in structs for name in one.__struct_fields__}
     for name in {*keys, *get_args(Family)}:
         assert name in named or any(table in TEXT for table in (f"[{name}.", f"[{name}]", f"[[{name}]]")), name
 

@@ -23,6 +23,7 @@ from fireflyer.collectives.planning.plan import CANONICAL, Plan, Route, make_pla
 from fireflyer.planning import (
     CheckpointPart,
     ClusterPlan,
+    LengthClass,
     NetworkFile,
     NodePrice,
     Price,
@@ -240,7 +241,7 @@ def _networks() -> list[NetworkFile]:
     return [
         NetworkFile(family="two-layer", radix=8, **common),
         NetworkFile(family="two-layer", radix=8, uplinks=2, spread=False, frame_switch=True, **common),
-        NetworkFile(family="three-layer", radix=8, cores=16, **common),
+        NetworkFile(family="three-layer", radix=8, uplinks=2, spine_uplinks=3, cores=16, **common),
         NetworkFile(family="zones", radix=8, between=4, shared=groups, zones=3, zone_switches=2, **common),
         NetworkFile(family="multi-plane", radix=8, planes=2, **common),
         NetworkFile(family="rail-optimised", radix=8, rails=2, **common),
@@ -253,7 +254,7 @@ def _networks() -> list[NetworkFile]:
             global_links=2,
             groups=9,
         ),
-        NetworkFile(name="s1", family="slim-fly", gbit_per_s=1.5, order=5),
+        NetworkFile(name="s1", family="slim-fly", gbit_per_s=1.5, order=5, metres={"s2": 1.5, "s3": (0.5, 2.5)}),
     ]
 
 
@@ -272,6 +273,13 @@ def _sourced_values() -> list[SourcedValue]:
     return [SourcedValue(value=value, source="s1", date="s2") for value in (0.5, (0.5, 1.5))]
 
 
+def _length_classes() -> list[LengthClass]:
+    return [
+        LengthClass(price=1.5, source="s1", date="s2", most_metres=2.5),
+        LengthClass(price=(1.5, 2.5), watts=3.5, source="s1", date="s2", most_metres=4.5),
+    ]
+
+
 def _price_lists() -> list[PriceList]:
     pieces = {f"s{at}": price for at, price in enumerate(_prices())}
     nodes = {f"s{at}": price for at, price in enumerate(_node_prices())}
@@ -282,6 +290,7 @@ def _price_lists() -> list[PriceList]:
             currency="s1",
             switches=pieces,
             cables=pieces,
+            lengths={f"s{at}": one for at, one in enumerate(_length_classes())},
             nodes=nodes,
             electricity_per_kwh=range_,
             pue=SourcedValue(value=1.5, source="s1", date="s2"),
@@ -314,6 +323,7 @@ GIVEN: Final[Given] = {
     NetworkFile: _networks,
     Price: _prices,
     NodePrice: _node_prices,
+    LengthClass: _length_classes,
     PriceList: _price_lists,
     SourcedValue: _sourced_values,
     ExecRequest: _exec_requests,

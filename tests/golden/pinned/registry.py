@@ -311,7 +311,7 @@ FORMATS: Final = (
     # Collectives: how ranks meet, what they keep, what they leave behind.
     Format("collectives.plan", "object", Plan),
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
-    Format("codesign.node-file", "toml", NodeModel, revision=2),
+    Format("codesign.node-file", "toml", NodeModel, revision=3),
     Format("codesign.plan-file", "toml", PlanFile, revision=2),
     # Training from a recipe.
     Format("trainer.recipe", "object", Recipe, revision=2),
@@ -319,7 +319,7 @@ FORMATS: Final = (
     Format("trainer.anomaly-state", "object", AnomalyState),
     Format("trainer.data-state", "object", DataState),
     Format("planning.cluster-plan", "toml", ClusterPlan, revision=2, oldest=2),
-    Format("planning.network-file", "toml", NetworkFile),
+    Format("planning.network-file", "toml", NetworkFile, revision=2),
     Format("planning.price-list", "toml", PriceList, revision=2, oldest=2),
     Format("collectives.topology-file", "toml", declaration.Declaration),
     Format("collectives.topology", "json", declaration.Declaration),

@@ -430,6 +430,60 @@ def test_clusters_beside_each_other(capsys: pytest.CaptureFixture[str], network:
     assert "files of clusters name their prices" in refused(capsys, "compare", *paths, "--prices", "prices.toml")
 
 
+LENGTHS = """
+[lengths.copper]
+most_metres = 3
+price = 50
+source = "offer"
+date = "2024-08"
+
+[lengths.fibre]
+most_metres = 500
+price = [1000, 2000]
+watts = 10
+source = "offer"
+date = "2024-08"
+"""
+
+
+def test_cables_by_length_in_all_answers(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    """32 links of nodes are copper; of 32 between switches from 1 to 9 m a quarter is."""
+    from importlib.resources import files
+
+    directory = Path(network).parent
+    (directory / "prices.toml").write_text(PRICES + LENGTHS)
+    (directory / "network.toml").write_text(NETWORK + "\n[metres]\nendpoint = 1\nlink = [1, 9]\n")
+    (directory / "config.json").write_bytes(
+        files("fireflyer.planning").joinpath("models", "llama-13b.json").read_bytes()
+    )
+    (directory / "plan.toml").write_text(PLAN)
+    cluster, page = directory / "one.toml", directory / "page.html"
+    cluster.write_text(CLUSTER.format(name="one", tokens=1e11, prices='prices = "prices.toml"'))
+    prices = ("--prices", str(directory / "prices.toml"))
+    cost = json.loads(said(capsys, "network", network, *prices, "--json"))["cost"]["cables by length"]
+    assert cost == {
+        "copper": {"links": 40, "price of one": [50, 50], "price": [2000, 2000], "watts": [0, 0]},
+        "fibre": {"links": 24, "price of one": [1000, 2000], "price": [24_000, 48_000], "watts": [240, 240]},
+        "all cables": {"links": 64, "price": [26_000, 50_000], "watts": [240, 240]},
+    }
+    text = said(capsys, "network", network, *prices)
+    assert "    fibre: links 24, price of one 1,000 to 2,000, price 24,000 to 48,000, watts 240\n" in text
+    for arguments in ((network, *prices), (str(cluster),)):
+        (row,) = json.loads(said(capsys, "compare", *arguments, "--json"))
+        assert (row["fibre: links"], row["all cables: price, USD"]) == (24, [26_000, 50_000])
+        assert "fibre: watts" in said(capsys, "compare", *arguments)
+    answer = json.loads(said(capsys, "cluster", str(cluster), "--most-transfers", "0", "--json"))
+    assert [(one["length"], one["links"]) for one in answer["cost"]["cables"]["by_length"]] == [
+        ("copper", 40),
+        ("fibre", 24),
+    ]
+    assert answer["cost"]["cables"]["price"] == [26_000, 50_000]
+    text = said(capsys, "cluster", str(cluster), "--most-transfers", "0", "--html", str(page))
+    for words in (text, page.read_text()):
+        assert "ables by length" in words
+        assert "links 24, price of one 1,000 to 2,000, price 24,000 to 48,000, watts 240" in words
+
+
 def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from importlib.resources import files
 
@@ -507,6 +561,29 @@ def test_what_limits_a_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert "give both" in refused(capsys, "node", "pcie-a100", "--experts", "1MiB")
     assert "use h800, pcie-a100 or a TOML file" in refused(capsys, "node", str(tmp_path / "none.toml"))
     assert "do not divide over 3 sockets" in refused(capsys, "node", "pcie-a100", "--sockets", "3")
+
+
+def test_buffers_and_ordering_of_a_node_are_told_by_its_file_or_by_options(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from importlib.resources import files
+
+    path = tmp_path / "node.toml"
+    text = files("fireflyer.codesign.parallel").joinpath("nodes", "pcie-a100.toml").read_text()
+    places = (
+        'gpu_buffers = "far"\nnetwork_buffers = "far"\nbetween_sockets_bytes_per_s = 10e9\nrelaxed_ordering = true\n'
+    )
+    path.write_text(places + text)
+    options = ("--gpu-buffers", "far", "--network-buffers", "far", "--between-sockets", "10", "--relaxed-ordering")
+    shown = json.loads(said(capsys, "node", str(path), "--json"))
+    assert shown == json.loads(said(capsys, "node", "pcie-a100", *options, "--json"))
+    assert shown["HFReduce, GB/s as flows over all links"] == pytest.approx(10 / 9.5)
+    assert shown["HFReduce, link that is full first"] == "socket1 to socket0"
+    assert shown["PCIe writes between devices"] == "relaxed, as fast as PCIe"
+    near = json.loads(said(capsys, "node", str(path), "--gpu-buffers", "near", "--ordered", "--json"))
+    assert near["buffers of GPUs"] == "near"
+    assert near["ring of 16 GPUs, GB/s as flows"] == pytest.approx(4.988, abs=1e-3)
+    assert 'gpu_buffers is "far", and' in refused(capsys, "node", str(path), "--sockets", "1")
 
 
 @pytest.mark.parametrize("number", ["inf", "nan", "0", "-1", "1e999"])

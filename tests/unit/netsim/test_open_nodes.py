@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from fireflyer.base.errors import UsageError
-from fireflyer.netsim import LinkFailure, Links, NetworkRun, Settings, simulate
-from fireflyer.topology.fabrics import Fabric, NodeGroup, multi_plane, open_nodes, planes_of, two_layer_tree
+from fireflyer.netsim import LinkFailure, Links, NetworkRun, Routing, Settings, simulate
+from fireflyer.topology.fabrics import (
+    Fabric,
+    NodeGroup,
+    multi_plane,
+    open_nodes,
+    planes_of,
+    rail_optimised,
+    two_layer_tree,
+)
 from fireflyer.topology.traffic import Transfer
 
 PLANES, NODES = 4, 8
@@ -81,6 +89,55 @@ def test_gpus_of_a_lost_plane_send_over_the_nics_of_the_others() -> None:
     assert run.cut_off == ()
     assert run.makespan_s > NBYTES / LINK * PLANES / (PLANES - 1) * 0.99
     assert len(planes_of(network(400e9))) == PLANES
+
+
+def rails(nodes: int) -> Fabric:
+    """Four GPUs of a node, each with a NIC at the leaf switches of its rail, each of which has 8 nodes."""
+    groups = [NodeGroup(kind="gpu", count=nodes, ports=PLANES)]
+    return open_nodes(rail_optimised(groups, rails=PLANES, radix=16, gbit_per_s=400), ["gpu"], nvlink_bytes_per_s=400e9)
+
+
+def between_layers(fabric: Fabric, run: NetworkRun) -> dict[str, float]:
+    """Bytes of one transfer, by the layers that they passed between."""
+    pairs = (("gpu", "nvswitch"), ("nvswitch", "nic"), ("gpu", "nic"), ("nic", "leaf"), ("leaf", "spine"))
+    return {"-".join(pair): layer_bytes(fabric, run, *pair) / NBYTES for pair in pairs}
+
+
+@pytest.mark.parametrize("routing", ["static", "ecmp", "adaptive"])
+def test_ranks_of_one_rail_stay_on_its_nics(routing: Routing) -> None:
+    for nodes, spines in ((8, 0), (16, 2)):  # at the same leaf switch; at two of the rail
+        fabric = rails(nodes)
+        one = Transfer(id=0, source=2, target=(nodes - 1) * PLANES + 2, nbytes=NBYTES)
+        run = simulate(fabric, [one], Settings(routing=routing))
+        assert between_layers(fabric, run) == pytest.approx(
+            {"gpu-nvswitch": 0, "nvswitch-nic": 0, "gpu-nic": 2, "nic-leaf": 2, "leaf-spine": spines}
+        )
+
+
+@pytest.mark.parametrize("routing", ["static", "ecmp", "adaptive"])
+def test_ranks_of_two_rails_take_nvlink_and_no_spine_switch_where_their_nodes_meet_at_a_leaf(routing: Routing) -> None:
+    fabric = rails(8)
+    one = Transfer(id=0, source=0, target=7 * PLANES + 3, nbytes=NBYTES)
+    run = simulate(fabric, [one], Settings(routing=routing))
+    assert between_layers(fabric, run) == pytest.approx(
+        {"gpu-nvswitch": 1, "nvswitch-nic": 1, "gpu-nic": 1, "nic-leaf": 2, "leaf-spine": 0}
+    )
+    ends = Links(fabric).ends
+    first = fabric.first_of("nvswitch")
+    sent = sum(run.link_bytes[link] for link, pair in enumerate(ends) if pair == (0, first))
+    got = sum(run.link_bytes[link] for link, pair in enumerate(ends) if pair == (first + 7, one.target))
+    assert sent + got == pytest.approx(NBYTES), "to the NIC of the target's rail, or over its own and NVLink there"
+    if routing == "adaptive":
+        assert sent == pytest.approx(got)
+
+
+def test_ranks_of_two_rails_at_far_leaves_take_a_spine_switch_and_no_nvlink() -> None:
+    """Spine switches join all rails, so that NVLink would save nothing."""
+    fabric = rails(16)
+    run = simulate(fabric, [Transfer(id=0, source=0, target=15 * PLANES + 3, nbytes=NBYTES)])
+    assert between_layers(fabric, run) == pytest.approx(
+        {"gpu-nvswitch": 0, "nvswitch-nic": 0, "gpu-nic": 2, "nic-leaf": 2, "leaf-spine": 2}
+    )
 
 
 def test_a_gpu_of_the_same_node_is_reached_without_the_network() -> None:

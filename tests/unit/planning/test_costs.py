@@ -13,6 +13,8 @@ from fireflyer.base.errors import UsageError
 from fireflyer.planning import (
     Amount,
     BillLine,
+    LengthClass,
+    NetworkFile,
     NodePrice,
     Price,
     PriceList,
@@ -66,6 +68,81 @@ def test_a_piece_has_its_own_price_or_the_general_one() -> None:
     assert bill.price("switch") == Amount(4 * 100 + 2 * 200, 4 * 100 + 2 * 300)
     assert bill.price("cable") == Amount(6 * 2 + 2 * 1 + 8 * 3, 6 * 2 + 2 * 1 + 8 * 3)
     assert bill.watts() == Amount(4 * 10 + 2 * 20, 4 * 10 + 2 * 20)
+
+
+COPPER = LengthClass(price=20.0, watts=0.0, source="offer", date="2024-08", most_metres=3.0)
+OPTICAL = LengthClass(price=(100.0, 150.0), watts=4.0, source="offer", date="2024-08", most_metres=30.0)
+FIBRE = LengthClass(price=500.0, watts=9.0, source="offer", date="2024-08", most_metres=2000.0)
+CLASSES = {"fibre": FIBRE, "copper": COPPER, "optical": OPTICAL}
+
+
+def test_cables_fall_into_classes_of_lengths_with_their_own_prices() -> None:
+    """6 and 2 links of nodes of 2 m; 8 between switches from 1 to 9 m, of which 2 of 8 metres are copper."""
+    metres: dict[str, float | tuple[float, float]] = {"node-leaf": 2.0, "leaf-spine": (1.0, 9.0)}
+    given_ = prices(lengths=CLASSES)
+    bill = price_bill(bill_of(FABRIC, metres=metres), given_, ("gpu", "storage"))
+    found = bill.cables(given_)
+    copper, optical = found.by_length
+    assert (copper.length, copper.links, copper.price_of_one) == ("copper", 6 + 2 + 2, Amount(20, 20))
+    assert (copper.price, copper.watts) == (Amount(200, 200), Amount(0, 0))
+    assert (optical.length, optical.links, optical.price_of_one) == ("optical", 6, Amount(100, 150))
+    assert (optical.price, optical.watts) == (Amount(600, 900), Amount(24, 24))
+    assert (found.links, found.price, found.watts) == (16, Amount(800, 1100), Amount(24, 24))
+    assert bill.price("cable") == found.price
+    assert sum(one.line.pieces for one in bill.lines if one.line.item == "cable") == 16
+
+
+def test_cables_without_a_length_or_classes_have_the_price_of_their_layers() -> None:
+    given_ = prices(lengths=CLASSES)
+    bill = price_bill(bill_of(FABRIC, metres={"link": 100.0}), given_, ("gpu", "storage"))
+    fibre, others = bill.cables(given_).by_length
+    assert (fibre.length, fibre.links, fibre.price) == ("fibre", 8, Amount(4000, 4000))
+    assert (others.length, others.links, others.price_of_one) == ("", 8, None)
+    assert others.price == Amount(6 * 2 + 2 * 1, 6 * 2 + 2 * 1)
+    plain = price_bill(bill_of(FABRIC, metres={"link": 100.0}), prices(), ("gpu", "storage"))
+    assert plain.price("cable") == Amount(38, 38)
+
+
+@given(
+    low=st.floats(0.1, 50), spread=st.floats(0, 100), links=st.integers(1, 5000),
+    most=st.lists(st.floats(0.1, 60), min_size=1, max_size=4, unique=True),
+)  # fmt: skip
+def test_each_link_is_in_one_class_that_is_long_enough(
+    low: float, spread: float, links: int, most: list[float]
+) -> None:
+    high = low + spread
+    classes = {
+        f"c{at}": LengthClass(price=1.0, source="offer", date="2024-08", most_metres=one)
+        for at, one in enumerate([*most, 200.0])
+    }
+    given_ = prices(lengths=classes)
+    rows = price_bill([BillLine("cable", "leaf-spine", links, (low, high))], given_).cables(given_).by_length
+    assert sum(row.links for row in rows) == links
+    assert all(classes[row.length].most_metres >= low for row in rows)
+    for row in rows:
+        shorter = [one.most_metres for one in classes.values() if one.most_metres < classes[row.length].most_metres]
+        assert max(shorter, default=0.0) <= high
+        if high > low:
+            share = (min(high, classes[row.length].most_metres) - max(low, max(shorter, default=0.0))) / (high - low)
+            assert row.links == pytest.approx(links * share, abs=1.01)
+
+
+def test_cables_that_no_class_is_long_enough_for_and_lengths_of_none_are_refused() -> None:
+    given_ = prices(lengths=CLASSES)
+    with pytest.raises(UsageError, match="leaf-spine cables of 3000 m are longer than all classes"):
+        price_bill(bill_of(FABRIC, metres={"link": 3000.0}), given_, ("gpu", "storage"))
+    with pytest.raises(UsageError, match="has no cables leaf-core, whose metres are given; it has"):
+        bill_of(FABRIC, metres={"leaf-core": 3.0})
+    with pytest.raises(UsageError, match="two classes of lengths have the same most_metres"):
+        prices(lengths={"a": COPPER, "b": COPPER})
+    with pytest.raises(UsageError, match=r"nor link; add one of them, or metres\.leaf-spine to the network"):
+        price_bill(bill_of(FABRIC), prices(cables={"endpoint": priced(1.0)}, lengths=CLASSES), ("gpu", "storage"))
+    with pytest.raises(UsageError, match=r"most_metres is 0\.0"):
+        msgspec.structs.replace(COPPER, most_metres=0.0)
+    groups = (NodeGroup(kind="gpu", count=4),)
+    for length in (0.0, (5.0, 2.0), float("inf")):
+        with pytest.raises(UsageError, match=r"metres.link is .*; write a length above 0, or \[shortest, longest\]"):
+            NetworkFile(name="n", family="two-layer", gbit_per_s=200, radix=4, nodes=groups, metres={"link": length})
 
 
 def test_years_of_ownership() -> None:

@@ -145,9 +145,9 @@ def test_limits_of_hfreduce_are_those_of_the_paper() -> None:
     assert host_memory_operations(8, copied_back_by_dma=True) == 30
     assert host_memory_operations(8, pairs=True) == 16
     plain, paired = hfreduce_limits(NODE), hfreduce_limits(NODE, pairs=True)
-    assert plain == pytest.approx((320e9 / 24, 12.5e9, 37.5e9 / 4))
+    assert plain[:3] == pytest.approx((320e9 / 24, 12.5e9, 37.5e9 / 4))
     assert plain.binding == "bridge"
-    assert paired == pytest.approx((20e9, 12.5e9, 18.75e9))
+    assert paired[:3] == pytest.approx((20e9, 12.5e9, 18.75e9))
     assert (paired.binding, paired.bandwidth) == ("nic", 12.5e9)
     assert hfreduce_limits(NODE, copied_back_by_dma=True).host_memory == pytest.approx(320e9 / 30)
     assert ring_pcie_bandwidth(9 * 2**30, 16) == pytest.approx(4.99e9, rel=1e-3)

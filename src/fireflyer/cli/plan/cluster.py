@@ -10,7 +10,7 @@ import click
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.numbers import WholeNumber
-from fireflyer.cli.plan.network import read_network, read_prices, shipped_networks
+from fireflyer.cli.plan.network import cable_rows, read_network, read_prices, shipped_networks
 from fireflyer.cli.train.plan import node_names, read_node, read_plan
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def _sections(given: ClusterPlan, answer: ClusterAnswer) -> dict[str, dict[str, 
         "for the ETTR that is wanted, each of these alone suffices": _goal_rows(answer),
         "checkpoints": _checkpoint_rows(answer),
         "cost": _cost_rows(answer),
+        "cables by length": _cable_rows(answer),
     }
 
 
@@ -248,6 +249,17 @@ def _cost_rows(answer: ClusterAnswer) -> dict[str, str]:
         rows["the run, rented"] = cost.rented_run
         rows["owning is cheaper after"] = "never" if hours is None else f"{hours} hours of use"
     return {name: str(value) for name, value in rows.items()}
+
+
+def _cable_rows(answer: ClusterAnswer) -> dict[str, str]:
+    if answer.cost is None:
+        return {}
+    return {
+        name: ", ".join(
+            f"{what} {value:,}" if isinstance(value, int) else f"{what} {value}" for what, value in row.items()
+        )
+        for name, row in cable_rows(answer.cost.cables).items()
+    }
 
 
 def _seconds(value: Amount) -> str:

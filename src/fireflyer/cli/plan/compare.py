@@ -9,10 +9,10 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.plan.cluster import plan_of
-from fireflyer.cli.plan.network import complete_network, read_network, read_prices, shipped_networks
+from fireflyer.cli.plan.network import cable_rows, complete_network, read_network, read_prices, shipped_networks
 
 if TYPE_CHECKING:
-    from fireflyer.planning import NetworkFile, PriceList
+    from fireflyer.planning import CableBill, NetworkFile, PriceList
 
 __all__ = ["compare_command"]
 
@@ -94,7 +94,7 @@ def _cluster_row(name: str) -> dict[str, Any]:
             f"the run, {cost.currency}": cost.run,
             f"a million tokens, {cost.currency}": cost.million_tokens,
             "kilowatts of the building": cost.ownership.mean_watts.times(0.001),
-        }
+        } | _cables(cost.cables, cost.currency)
     return row
 
 
@@ -118,10 +118,21 @@ def _row(name: str, given: NetworkFile, prices: PriceList | None) -> dict[str, A
     }
     if prices is not None:
         kinds = [group.kind for group in fabric.groups]
-        bill = price_bill(bill_of(fabric, frame_switch=given.frame_switch), prices, kinds)
+        bill = price_bill(bill_of(fabric, frame_switch=given.frame_switch, metres=given.metres), prices, kinds)
         row[f"price, {prices.currency}"] = bill.price()
         row[f"price of an endpoint, {prices.currency}"] = bill.price().over(fabric.endpoints)
         row["kilowatts"] = bill.watts().times(0.001)
+        row |= _cables(bill.cables(prices), prices.currency)
+    return row
+
+
+def _cables(cables: CableBill, currency: str) -> dict[str, Any]:
+    """Of each class of lengths, and of all."""
+    row: dict[str, Any] = {}
+    for name, values in cable_rows(cables).items():
+        row[f"{name}: links"] = values["links"]
+        row[f"{name}: price, {currency}"] = values["price"]
+        row[f"{name}: watts"] = values["watts"]
     return row
 
 

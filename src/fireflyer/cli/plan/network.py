@@ -15,10 +15,10 @@ from fireflyer.cli.plan.traffic import Traffic, TrafficOptions, show_traffic
 
 if TYPE_CHECKING:
     from fireflyer.netsim import LatencyName, Routing
-    from fireflyer.planning import Amount, NetworkFile, PricedBill, PriceList
+    from fireflyer.planning import Amount, CableBill, NetworkFile, PricedBill, PriceList
     from fireflyer.topology.fabrics import Fabric
 
-__all__ = ["complete_network", "network_command", "read_network", "read_prices"]
+__all__ = ["cable_rows", "complete_network", "network_command", "read_network", "read_prices"]
 
 MANUAL: Final = "docs/how-to/plan-network.md"
 MOST_CABLES: Final = 8
@@ -309,11 +309,14 @@ def _costs(
     from fireflyer.planning import amount_of, bill_of, break_even_hours, cost_of_ownership, price_bill
 
     kinds = [group.kind for group in fabric.groups]
-    bill = price_bill(bill_of(fabric, with_nodes=with_nodes, frame_switch=given.frame_switch), prices, kinds)
+    pieces = bill_of(fabric, with_nodes=with_nodes, frame_switch=given.frame_switch, metres=given.metres)
+    bill = price_bill(pieces, prices, kinds)
     own = cost_of_ownership(bill, prices)
+    by_length = cable_rows(bill.cables(prices))
     shown: dict[str, Any] = {
         "currency": prices.currency,
         "lines": _lines(bill),
+        **({"cables by length": by_length} if by_length else {}),
         "network": bill.price("switch", "cable"),
         "network, of an endpoint": bill.price("switch", "cable").over(fabric.endpoints),
         "purchase": own.purchase,
@@ -338,7 +341,24 @@ def _costs(
 
 
 def _lines(bill: PricedBill) -> dict[str, Amount]:
-    return {f"{one.line.name} {one.line.item} x {one.line.pieces}": one.price for one in bill.lines}
+    lengths = {one: f", {one.length}" if one.length else "" for one in bill.lines}
+    return {f"{one.line.name} {one.line.item}{lengths[one]} x {one.line.pieces}": one.price for one in bill.lines}
+
+
+def cable_rows(cables: CableBill) -> dict[str, dict[str, Any]]:
+    """Cables of each class of lengths, and all of them; empty where none has a class."""
+    if not any(row.length for row in cables.by_length):
+        return {}
+    rows = {
+        row.length or "by layers, without a class": {
+            "links": row.links,
+            "price of one": "several" if row.price_of_one is None else row.price_of_one,
+            "price": row.price,
+            "watts": row.watts,
+        }
+        for row in cables.by_length
+    }
+    return rows | {"all cables": {"links": cables.links, "price": cables.price, "watts": cables.watts}}
 
 
 def _print(shown: dict[str, Any], *, as_json: bool) -> None:
@@ -346,14 +366,17 @@ def _print(shown: dict[str, Any], *, as_json: bool) -> None:
 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
-        return
+    else:
+        _print_lines(shown, "")
+
+
+def _print_lines(shown: dict[str, Any], indent: str) -> None:
     for name, value in shown.items():
         if isinstance(value, dict) and any(isinstance(one, dict) for one in value.values()):
-            click.echo(f"{name}:")
-            for inner, one in value.items():
-                click.echo(f"  {inner}: {_words(one)}")
+            click.echo(f"{indent}{name}:")
+            _print_lines(value, f"{indent}  ")
         else:
-            click.echo(f"{name}: {_words(value)}")
+            click.echo(f"{indent}{name}: {_words(value)}")
 
 
 def _words(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -11,12 +12,12 @@ from fireflyer.cli.numbers import PositiveNumber, WholeNumber
 from fireflyer.cli.train.plan import node_names, read_node
 
 if TYPE_CHECKING:
-    from fireflyer.codesign.parallel import NodeModel
-    from fireflyer.topology.node_fabric import NodeFabric
+    from fireflyer.codesign.parallel import Buffers, NodeModel
 
 __all__ = ["node_command"]
 
 RING_RANKS: Final = (16, 1440)
+PLACES: Final = ("near", "interleaved", "far")
 
 
 def complete_node(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -29,17 +30,28 @@ def complete_node(_ctx: click.Context, _param: click.Parameter, incomplete: str)
     epilog="""\b
 Examples:
   ff plan node pcie-a100
-  ff plan node pcie-a100 --peer 9.66                          # GB/s from GPU to NIC on Rome processors
+  ff plan node pcie-a100 --relaxed-ordering                   # GPUs and NICs write to each other at the full rate
+  ff plan node pcie-a100 --gpu-buffers far --between-sockets 50
   ff plan node node.toml --experts 20MiB --cache 200MiB       # both over the PCIe link of a GPU""",
 )
 @click.argument("node", metavar="NODE", shell_complete=complete_node)
-@click.option("--sockets", metavar="N", type=WholeNumber(min=1, max=64), default=2, show_default=True,
-              help="That divide GPUs, NICs and memory.")  # fmt: skip
-@click.option("--peer", metavar="GB/S", type=PositiveNumber(),
-              help="Between a GPU and a NIC or another GPU through a socket: also print what a ring over PCIe "
-              "reaches.")  # fmt: skip
+@click.option("--sockets", metavar="N", type=WholeNumber(min=1, max=64),
+              help="That divide GPUs, NICs and memory.  [default: sockets of the node]")  # fmt: skip
 @click.option("--between-sockets", metavar="GB/S", type=PositiveNumber(),
-              help="Of the link between two sockets, in each direction.  [default: never limits]")  # fmt: skip
+              help="Of the link between two sockets, in each direction.  [default: that of the node, or no "
+              "limit]")  # fmt: skip
+@click.option("--gpu-buffers", type=click.Choice(PLACES),
+              help="Host memory that a GPU copies to: of its socket, of all, of the others.  [default: gpu_buffers of "
+              "the node]")  # fmt: skip
+@click.option("--network-buffers", type=click.Choice(PLACES),
+              help="The same for sums and what NICs send and receive.  [default: network_buffers of the "
+              "node]")  # fmt: skip
+@click.option("--peer", metavar="GB/S", type=PositiveNumber(),
+              help="Between a GPU and a NIC or another GPU through a socket that keeps the order of writes.  [default: "
+              "ordered_peer_bytes_per_s of the node]")  # fmt: skip
+@click.option("--relaxed-ordering/--ordered", default=None,
+              help="Such writes may overtake each other, and reach the rate of PCIe.  [default: relaxed_ordering of "
+              "the node]")  # fmt: skip
 @click.option("--experts", metavar="SIZE", help="That each GPU gets from the network, with --cache.")
 @click.option("--cache", metavar="SIZE", help="That each GPU gets from host memory at the same time.")
 @click.option("--expert-weight", metavar="W", type=PositiveNumber(), default=15.0,
@@ -48,33 +60,42 @@ Examples:
 def node_command(
     *,
     node: str,
-    sockets: int,
-    peer: float | None,
+    sockets: int | None,
     between_sockets: float | None,
+    gpu_buffers: Buffers | None,
+    network_buffers: Buffers | None,
+    peer: float | None,
+    relaxed_ordering: bool | None,
     experts: str | None,
     cache: str | None,
     expert_weight: float,
     as_json: bool,
 ) -> int:
-    """Print what host memory, NIC and host bridge of the node NODE allow an allreduce by HFReduce, in closed form and
-    as flows over its links, and how long tokens of experts take beside a KV cache. NODE is a TOML file, or the name of
-    one that is shipped."""
-    from fireflyer.planning.node_flows import node_fabric
+    """Print what host memory, NIC, host bridge and the link between sockets of the node NODE allow an allreduce by
+    HFReduce, in closed form and as flows over its links, what a ring over PCIe reaches where NODE says how fast devices
+    write to each other, and how long tokens of experts take beside a KV cache. NODE is a TOML file, or the name of one
+    that is shipped."""
+    import msgspec
 
     if (experts is None) != (cache is None):
         raise UsageError("--experts and --cache belong together; give both")
+    options = {
+        "sockets": sockets,
+        "between_sockets_bytes_per_s": None if between_sockets is None else between_sockets * 1e9,
+        "gpu_buffers": gpu_buffers,
+        "network_buffers": network_buffers,
+        "ordered_peer_bytes_per_s": None if peer is None else peer * 1e9,
+        "relaxed_ordering": relaxed_ordering,
+    }
     given = read_node(node, argument="NODE")
-    peer_bytes_per_s = None if peer is None else peer * 1e9
-    crossing = {} if between_sockets is None else {"between_sockets_bytes_per_s": between_sockets * 1e9}
-    fabric = node_fabric(given, sockets=sockets, peer_bytes_per_s=peer_bytes_per_s, **crossing)
-    shown = _allreduce(given, fabric)
-    if peer is not None:
-        shown |= _ring(fabric)
+    given = msgspec.structs.replace(given, **{name: value for name, value in options.items() if value is not None})
+    given.check()
+    shown = _places(given) | _allreduce(given)
+    if given.ordered_peer_bytes_per_s:
+        shown |= _ring(given)
     if experts is not None and cache is not None:
-        shown |= _contention(fabric, experts, cache, expert_weight)
+        shown |= _contention(given, experts, cache, expert_weight)
     if as_json:
-        import msgspec
-
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
     else:
         for what, value in shown.items():
@@ -82,31 +103,55 @@ def node_command(
     return 0
 
 
-def _allreduce(given: NodeModel, fabric: NodeFabric) -> dict[str, Any]:
-    from fireflyer.planning import hfreduce_limits
-    from fireflyer.planning.node_flows import hfreduce_bandwidth
-
-    shown: dict[str, Any] = {"node": given.name}
-    ways = {"HFReduce": False} | ({"HFReduce with NVLink pairs": True} if given.nvlink_gpus == 2 else {})
-    for name, pairs in ways.items():
-        limits = hfreduce_limits(given, pairs=pairs)
-        shown |= {f"{name}, GB/s that {part} allows": rate / 1e9 for part, rate in limits._asdict().items()}
-        shown[f"{name}, what binds"] = limits.binding
-        shown[f"{name}, GB/s as flows over all links"] = hfreduce_bandwidth(fabric, pairs=pairs) / 1e9
+def _places(given: NodeModel) -> dict[str, Any]:
+    """Where buffers are, and how devices write to each other."""
+    between, peer = given.between_sockets_bytes_per_s, given.ordered_peer_bytes_per_s
+    shown: dict[str, Any] = {
+        "node": given.name,
+        "sockets": given.sockets,
+        "GB/s between two sockets": between / 1e9 if between else "no limit",
+        "buffers of GPUs": given.gpu_buffers,
+        "buffers of the network": given.network_buffers,
+    }
+    if peer:
+        ordered = f"in order, at {peer / 1e9:.4g} GB/s through a socket"
+        shown["PCIe writes between devices"] = "relaxed, as fast as PCIe" if given.relaxed_ordering else ordered
     return shown
 
 
-def _ring(fabric: NodeFabric) -> dict[str, Any]:
+def _allreduce(given: NodeModel) -> dict[str, Any]:
+    from fireflyer.planning import hfreduce_limits
+    from fireflyer.planning.node_flows import hfreduce_bandwidth
+
+    shown: dict[str, Any] = {}
+    ways = {"HFReduce": False} | ({"HFReduce with NVLink pairs": True} if given.nvlink_gpus == 2 else {})
+    for name, pairs in ways.items():
+        limits = hfreduce_limits(given, pairs=pairs)
+        rates = {part: rate for part, rate in limits._asdict().items() if rate < math.inf}
+        shown |= {f"{name}, GB/s that {part} allows": rate / 1e9 for part, rate in rates.items()}
+        shown[f"{name}, what binds"] = limits.binding
+        found = hfreduce_bandwidth(given, pairs=pairs)
+        shown[f"{name}, GB/s as flows over all links"] = found.bytes_per_s / 1e9
+        shown[f"{name}, link that is full first"] = found.binding
+    return shown
+
+
+def _ring(given: NodeModel) -> dict[str, Any]:
     from fireflyer.planning.node_flows import ring_bandwidth
 
-    return {f"ring of {ranks} GPUs, GB/s as flows": ring_bandwidth(fabric, ranks) / 1e9 for ranks in RING_RANKS}
+    shown: dict[str, Any] = {}
+    for ranks in sorted({max(ranks, 2 * given.gpus) for ranks in RING_RANKS}):
+        found = ring_bandwidth(given, ranks)
+        shown[f"ring of {ranks} GPUs, GB/s as flows"] = found.bytes_per_s / 1e9
+        shown[f"ring of {ranks} GPUs, link that is full first"] = found.binding
+    return shown
 
 
-def _contention(fabric: NodeFabric, experts: str, cache: str, expert_weight: float) -> dict[str, Any]:
+def _contention(given: NodeModel, experts: str, cache: str, expert_weight: float) -> dict[str, Any]:
     from fireflyer.base.units import parse_bytes
     from fireflyer.planning.node_flows import kv_contention
 
-    found = kv_contention(fabric, parse_bytes(experts), parse_bytes(cache), expert_weight=expert_weight)
+    found = kv_contention(given, parse_bytes(experts), parse_bytes(cache), expert_weight=expert_weight)
     shown: dict[str, Any] = {
         f"milliseconds of {name.replace('_', ', ')}": seconds * 1e3 for name, seconds in found._asdict().items()
     }

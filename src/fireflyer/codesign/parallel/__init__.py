@@ -9,13 +9,14 @@ The device mesh of a plan is `mesh_dims(plan)`, its process groups are `groups(p
 
 from fireflyer.codesign.parallel.memory import Kernels, RankMemory, peak_memory, plan_memory
 from fireflyer.codesign.parallel.mesh import coordinates_of, gradient_adds, groups, mesh_dims
-from fireflyer.codesign.parallel.node import NodeModel, Rates
+from fireflyer.codesign.parallel.node import Buffers, NodeModel, Rates
 from fireflyer.codesign.parallel.plan import ParallelPlan, Precision, refusals, shape_refusals
 from fireflyer.codesign.parallel.search import SearchResult, SearchSpace, search_plans
 from fireflyer.codesign.parallel.stages import Stage, balance_model
 from fireflyer.codesign.parallel.step import MeasuredStep, PlanFile, StepEstimate, StepParts, estimate_step
 
 __all__ = [
+    "Buffers",
     "Kernels",
     "MeasuredStep",
     "NodeModel",

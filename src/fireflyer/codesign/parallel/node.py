@@ -5,13 +5,17 @@ The files in `nodes/` describe known nodes, each figure with its source; one for
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["NodeModel", "Rates"]
+__all__ = ["Buffers", "NodeModel", "Rates"]
+
+Buffers = Literal["near", "interleaved", "far"]
+"""Memory of the socket of a device; that of all sockets alike, page by page; that of the other sockets alone."""
+MAX_SOCKETS: Final = 64
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +70,19 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lent_sms: int = 0
     """Of these, those that move tokens of experts and do not compute: 20 of 132 in training of DeepSeek-V3
     (arXiv:2505.09343, 4.4). They count for plans with experts on several GPUs."""
+    sockets: int = 2
+    """That divide GPUs, NICs and host memory: NUMA nodes, where a socket has several."""
+    between_sockets_bytes_per_s: float = 0.0
+    """Of the link between two sockets, in each direction; 0: it never limits."""
+    gpu_buffers: Buffers = "near"
+    """Host memory into which a GPU copies, and from which it gets a KV cache."""
+    network_buffers: Buffers = "interleaved"
+    """Host memory for sums, and for what the network sends and receives, seen from each NIC."""
+    ordered_peer_bytes_per_s: float = 0.0
+    """Of PCIe writes of a device to another one through a socket that keeps their order: 9 GiB/s on Rome processors,
+    which do not chain writes (Fire-Flyer paper, IV-D2); 0: not told, and no limit."""
+    relaxed_ordering: bool = False
+    """Such writes may overtake each other: then the links of PCIe alone limit them."""
 
     def check(self) -> None:
         """Raises `UsageError` for figures that no node has."""
@@ -87,11 +104,27 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise UsageError(f"lent_sms is {self.lent_sms} of {self.sms} SMs; leave 1 or more to compute")
         if not 0 <= self.reserved_bytes < self.gpu_memory_bytes:
             raise UsageError(f"reserved_bytes is {self.reserved_bytes} of {self.gpu_memory_bytes} bytes of a GPU")
+        self._check_sockets()
+
+    def _check_sockets(self) -> None:
+        if not 1 <= self.sockets <= MAX_SOCKETS:
+            raise UsageError(f"sockets is {self.sockets}; use 1 to {MAX_SOCKETS}")
+        for name in ("between_sockets_bytes_per_s", "ordered_peer_bytes_per_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"{name} is {getattr(self, name)}; give a rate above 0, or 0 for no limit")
+        for name in ("gpu_buffers", "network_buffers"):
+            if getattr(self, name) == "far" and self.sockets == 1:
+                raise UsageError(f'{name} is "far", and a node of 1 socket has no other memory; use "near"')
 
     @property
     def nic_share(self) -> float:
         """Network bytes per second of one GPU when all send."""
         return self.nics * self.nic_bytes_per_s / self.gpus
+
+    @property
+    def peer_bytes_per_s(self) -> float | None:
+        """Most bytes per second from one device to another through a socket; None: PCIe links alone limit them."""
+        return None if self.relaxed_ordering else self.ordered_peer_bytes_per_s or None
 
     @property
     def usable_bytes(self) -> int:

@@ -100,8 +100,17 @@ def _slim_fly_ports(order: int) -> tuple[int, int]:
     """Links of a switch to others, and d."""
     delta = {0: 0, 1: 1, 3: -1}.get(order % 4)
     if order < 3 or delta is None:
-        raise UsageError(f"a Slim Fly has an order q = 4w - 1, 4w or 4w + 1 of 3 or more, not {order}")
+        raise UsageError(
+            f"a Slim Fly has an order q = 4w - 1, 4w or 4w + 1 of 3 or more, not {order}; those that can be built are "
+            f"{_orders()}"
+        )
     return (3 * order - delta) // 2, delta
+
+
+def _orders() -> str:
+    """That can be built: powers of primes."""
+    *most, last = (str(q) for q in range(3, MAX_ORDER + 1) if q % 4 != 2 and prime_power(q))
+    return f"{', '.join(most)} or {last}"
 
 
 def slim_fly(order: int, *, gbit_per_s: float, kind: str = "node", name: str = "Slim Fly") -> Fabric:
@@ -109,10 +118,11 @@ def slim_fly(order: int, *, gbit_per_s: float, kind: str = "node", name: str = "
     `UsageError` where `order` is no power of a prime."""
     counts = slim_fly_counts(order)
     if counts.why_not_built:
-        raise UsageError(f"{name}: {counts.why_not_built}; use 5, 7, 8, 9, 11, 13, 16, 17, 19, 23, 25, 27 or 29")
+        raise UsageError(f"{name}: {counts.why_not_built}; use {_orders()}")
     if order > MAX_ORDER:
         raise UsageError(
-            f"{name}: order {order} has {counts.switches} switches; {MAX_ORDER} is the largest that is built"
+            f"{name}: order {order} has {counts.switches} switches; {MAX_ORDER} is the largest that is built: use "
+            f"{_orders()}"
         )
     field = FiniteField(order)
     ports, delta = _slim_fly_ports(order)

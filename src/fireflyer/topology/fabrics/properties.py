@@ -14,6 +14,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.topology.fabrics.cuts import links_across
 from fireflyer.topology.fabrics.graph import Fabric
 from fireflyer.topology.fabrics.inside import INSIDE_LAYERS
+from fireflyer.topology.fabrics.narrow import dragonfly_bisection, tree_bisection
 
 __all__ = ["Bisection", "bisection", "diameter", "planes_of"]
 
@@ -102,16 +103,22 @@ def bisection(fabric: Fabric) -> Bisection:
     """Exact for trees that keep the bandwidth of their leaf switches, and for several of them beside each other, as
     planes: whatever the halves are, each node of one can send to a node of the other at the rate of all its ports
     (Clos networks with as many links above as below route any permutation, by König's theorem on colours of edges), so
-    no division has fewer links than the ports of the smaller half. Elsewhere the better one of two divisions, of which
-    nobody has shown that it is the worst: nodes in the order of their switches, all together, or those with links to
-    one switch and those with several apart, as storage with a port in each zone."""
+    no division has fewer links than the ports of the smaller half. Exact, too, for trees that are narrower above where
+    parallel switches are alike, and for a Dragonfly with large groups (`narrow`). Elsewhere the better one of two
+    divisions, of which nobody has shown that it is the worst: nodes in the order of their switches, all together, or
+    those with links to one switch and those with several apart, as storage with a port in each zone."""
     ends: dict[int, Counter[int]] = {node: Counter() for node in range(fabric.nodes)}
     for cable in fabric.cables:
         if cable.a < fabric.nodes:
             ends[cable.a][cable.b] += cable.links
     ports = {links.total() for links in ends.values()}
-    if len(ports) == 1 and _routes_any_permutation(fabric, ends):
-        return Bisection(ports.pop() * (fabric.nodes // 2), exact=True)
+    if len(ports) == 1:
+        if _routes_any_permutation(fabric, ends):
+            return Bisection(ports.pop() * (fabric.nodes // 2), exact=True)
+        for closed_form in (tree_bisection, dragonfly_bisection):
+            found = closed_form(fabric, ends)
+            if found is not None:
+                return Bisection(found, exact=True)
     order = sorted(ends, key=lambda node: (min(ends[node]), node))
     single, several = ([node for node in order if (len(ends[node]) > 1) == many] for many in (False, True))
     apart = [*single[: len(single) // 2], *several[: fabric.nodes // 2 - len(single) // 2]]

@@ -63,33 +63,37 @@ def three_layer_tree(
     *,
     radix: int,
     gbit_per_s: float,
+    uplinks: int | None = None,
+    spine_uplinks: int | None = None,
     cores: int | None = None,
     spread: bool = True,
     name: str = "three-layer fat-tree",
 ) -> Fabric:
-    """Pods of `radix`/2 leaf and `radix`/2 spine switches, and core switches. Spine switch j of each pod is joined to
-    the j-th set of core switches. `cores`: how many there are, by default as few as keep the bandwidth. Raises
-    `UsageError`."""
-    half = uplinks_of(radix)
+    """Pods of leaf switches, each joined to all spine switches of its pod, and core switches. Spine switch j of each
+    pod is joined to the j-th set of core switches. `uplinks` of a leaf switch are the spine switches of a pod, and
+    `spine_uplinks` those of a spine switch, by default half of their ports. `cores`: how many there are, by default as
+    few as keep the bandwidth of spine switches. Raises `UsageError`."""
+    up, spine_up = uplinks_of(radix, uplinks), uplinks_of(radix, spine_uplinks)
+    down, in_pod = radix - up, radix - spine_up
     ends = _ends(groups, spread=spread)
-    leaves = -(-len(ends) // half)
-    pods = -(-leaves // half)
+    leaves = -(-len(ends) // down)
+    pods = -(-leaves // in_pod)
     if pods > radix:
         raise UsageError(
-            f"{name}: {len(ends)} ports of nodes are more than the {radix * half * half} of three layers of switches "
+            f"{name}: {len(ends)} ports of nodes are more than the {radix * in_pod * down} of three layers of switches "
             f"with {radix} ports; use more ports, or several planes"
         )
-    nodes, spines = sum(group.count for group in groups), pods * half
-    in_set = _cores_of_a_set(cores, pods, half, radix, name)
-    cables = _node_cables(ends, nodes, half)
+    nodes, spines = sum(group.count for group in groups), pods * up
+    in_set = _cores_of_a_set(cores, pods * spine_up, up, radix, name)
+    cables = _node_cables(ends, nodes, down)
     first_spine, first_core = nodes + leaves, nodes + leaves + spines
     for leaf in range(leaves):
-        pod = leaf // half
-        cables += [Cable(nodes + leaf, first_spine + pod * half + j, 1) for j in range(half)]
-    for j in range(half):
-        members = [first_spine + pod * half + j for pod in range(pods)]
-        cables += _dealt(members, half, [first_core + j * in_set + core for core in range(in_set)])
-    layers = (("leaf", leaves), ("spine", spines), ("core", half * in_set))
+        pod = leaf // in_pod
+        cables += [Cable(nodes + leaf, first_spine + pod * up + j, 1) for j in range(up)]
+    for j in range(up):
+        members = [first_spine + pod * up + j for pod in range(pods)]
+        cables += _dealt(members, spine_up, [first_core + j * in_set + core for core in range(in_set)])
+    layers = (("leaf", leaves), ("spine", spines), ("core", up * in_set))
     return Fabric(
         name=name,
         groups=tuple(groups),
@@ -99,16 +103,17 @@ def three_layer_tree(
     ).check()
 
 
-def _cores_of_a_set(cores: int | None, pods: int, half: int, radix: int, name: str) -> int:
-    least = -(-pods * half // radix)
+def _cores_of_a_set(cores: int | None, links: int, sets: int, radix: int, name: str) -> int:
+    """`links`: to each set."""
+    least = -(-links // radix)
     if cores is None:
         return least
-    if cores % half or cores // half < least:
+    if cores % sets or cores // sets < least:
         raise UsageError(
-            f"{name}: {cores} core switches do not join {pods} pods of {half} spine switches; use a multiple of "
-            f"{half}, {least * half} or more"
+            f"{name}: {cores} core switches do not take the {links * sets} links of spine switches; use a multiple of "
+            f"{sets}, {least * sets} or more"
         )
-    return cores // half
+    return cores // sets
 
 
 def rate_of(gbit_per_s: float) -> float:
