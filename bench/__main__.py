@@ -8,7 +8,7 @@ import sys
 import click
 from rich.console import Console
 
-from bench.report import Options, Suite, print_results, read_results, results_path, write_results
+from bench.report import Options, measure, print_results, read_results, results_path
 
 SUITES = ("collectives", "training", "kvstore", "fs", "cluster", "checkpoint", "netsim", "operators")
 _WIDTH = 240
@@ -30,7 +30,8 @@ _WIDTH = 240
     "--only",
     metavar="PATTERN",
     multiple=True,
-    help="Only cases whose name contains PATTERN, or matches it where it has * or ?; may be repeated.",
+    help="Only cases whose name contains PATTERN, or matches it where it has * or ?; may be repeated. Names of "
+    "checkpoints' cases say where these are: */disk/64x32MiB*, */3FS/*.",
 )
 @click.option("--rounds", type=click.IntRange(1), help="Repetitions of each case.  [default: that of the scale]")
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown, for docs/benchmarks.")
@@ -39,7 +40,8 @@ def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | Non
     """Measure Fire-Flyer, its peers and the physical limit in one run, and write build/bench/SUITE.jsonl. Without SUITE
     all suites are measured.
 
-    With --only the file keeps the results of other cases, so that parts can be measured one after the other.
+    Each result is printed on stderr and is in the file as soon as it is measured. With --only the file keeps the
+    results of other cases, so that parts can be measured one after the other.
     """
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     for name in SUITES if suite is None else (suite,):
@@ -48,11 +50,11 @@ def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | Non
             options = Options(only=only)
             print_results([one for one in read_results(path) if options.selects(one.case)], console, markdown=markdown)
             continue
-        found: Suite = importlib.import_module(f"bench.{name}.suite").run(Options(scale, only, rounds))
+        options = Options(scale, only, rounds)
+        found = measure(name, importlib.import_module(f"bench.{name}.suite").run(options), options)
         if not found.results:
             why = "; ".join(("", *found.remarks))
             raise click.UsageError(f"no case of {name} is selected by --only {' '.join(only)}{why}")
-        write_results(path, found.results, keep=bool(only))
         print_results(found.results, console, markdown=markdown)
         for remark in found.remarks:
             console.print(remark, markup=False, highlight=False)

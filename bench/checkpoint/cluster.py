@@ -12,7 +12,6 @@ the place of the figures.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
@@ -32,6 +31,7 @@ from bench.checkpoint.program import State, aligned
 from bench.checkpoint.states import Shape, random_state, same
 from bench.checkpoint.turns import Turn, timed
 from bench.fs.cluster import Cluster, processor_s, running, spread
+from bench.held_open import held_open
 from bench.report import Bound, Figure, Options, Result, figure
 from fireflyer.fs.client import ChunkId, Ring
 from fireflyer.fs.client.files.disk import DISK_OPTIONS, FileSystemDisk
@@ -57,15 +57,11 @@ def cases_of(shape: Shape) -> tuple[str, str, str]:
     return f"save/3FS/{shape.name}", f"stall/3FS/{shape.name}", f"load/3FS/{shape.name}/existing"
 
 
-def measure(options: Options, shape: Shape, directory: str) -> list[Result]:
-    return asyncio.run(_measure(options, shape, Path(directory)))
-
-
-async def _measure(options: Options, shape: Shape, directory: Path) -> list[Result]:
+def measure(options: Options, shape: Shape, directory: str) -> Iterator[Result]:
     chains = spread(_NODES, _REPLICAS)
-    async with running(directory, nodes=_NODES, chains=chains) as cluster:
-        await cluster.add_table()
-        return await asyncio.to_thread(_on_cluster, options, shape, cluster, [one.id for one in chains])
+    with held_open(running(Path(directory), nodes=_NODES, chains=chains)) as (runner, cluster):
+        runner.run(cluster.add_table())
+        yield from _on_cluster(options, shape, cluster, [one.id for one in chains])
 
 
 class _OnFiles(Ours):
@@ -97,7 +93,7 @@ class _Run(NamedTuple):
         return 0.0 if self.mount is None or name == "ours" else processor_s(self.mount.process.pid)
 
 
-def _on_cluster(options: Options, shape: Shape, cluster: Cluster, chains: list[int]) -> list[Result]:
+def _on_cluster(options: Options, shape: Shape, cluster: Cluster, chains: list[int]) -> Iterator[Result]:
     state, secret_file = random_state(shape.tensors, shape.size_bytes), str(cluster.directory / "secret")
     ours = functools.partial(_OnFiles, f"ff://{cluster.manager.address}", secret_file)
     with contextlib.ExitStack() as cleanup:
@@ -111,12 +107,12 @@ def _on_cluster(options: Options, shape: Shape, cluster: Cluster, chains: list[i
             contenders |= {name: CONTENDERS[name](_made(mount, name), state) for name in _PEERS}
         run = _Run(shape, state, contenders, mount, no_mount)
         with cluster.ring() as ring:
-            saves, loads = _take_turns(options, run, ring, chains)
+            raw = _Raw(ring, chains, shape.total_bytes)
+            yield from _saves(run, _save_in_turns(options, run, raw))
+            yield from _loads(run, _load_in_turns(options, run, raw))
+            raw.remove()
         contenders.clear()  # memory of peers
-        results = [*_saves(run, saves), *_loads(run, loads), *_peaks(run, ours)]
-    for one in results:
-        print(f"{one.case} {one.metric} {one.ours.median:.4g}", file=sys.stderr, flush=True)
-    return results
+        yield from _peaks(run, ours)
 
 
 def _missing_room(shape: Shape, cluster: Cluster) -> str:
@@ -146,25 +142,30 @@ def _made(mount: Mount, name: str) -> str:
 _Turns = dict[str, list[Turn]]
 
 
-def _take_turns(options: Options, run: _Run, ring: Ring, chains: list[int]) -> tuple[_Turns, _Turns]:
-    image = aligned(run.shape.total_bytes)
-    image.copy_(torch.randint(0, 256, (len(image),), dtype=torch.uint8))
-    target = empty_like(run.state)
+def _save_in_turns(options: Options, run: _Run, raw: _Raw) -> _Turns:
     saves: _Turns = {name: [] for name in (*run.contenders, _CHUNKS)}
-    loads: _Turns = {name: [] for name in saves if name != "DCP async"}  # its files are those of DCP
     for number in range(options.rounds + 1):
-        raw = _Raw(ring, chains, _FIRST_FILE + number, image)
         for name, contender in run.contenders.items():
             turn = _with_mount(run, name, lambda contender=contender: contender.save(run.state))  # type: ignore[misc]
             contender.tidy()
             if number:  # the first round touches memory, and connects
                 saves[name].append(turn)
+        raw.next_file()
         turn = timed(raw.write)
         if number:
             saves[_CHUNKS].append(turn)
-        for name, contender in run.contenders.items():
-            if name not in loads:
-                continue
+    return saves
+
+
+def _load_in_turns(options: Options, run: _Run, raw: _Raw) -> _Turns:
+    """Of what was saved last."""
+    target = empty_like(run.state)
+    names = [name for name in run.contenders if name != "DCP async"]  # its files are those of DCP
+    loads: _Turns = {name: [] for name in (*names, _CHUNKS)}
+    for number in range(options.rounds + 1):
+        for name in names:
+            contender = run.contenders[name]
+            contender.tidy()  # the page cache has nothing of it
             for tensor in target.values():
                 tensor.zero_()
             turn = _with_mount(run, name, lambda contender=contender: contender.load(target))  # type: ignore[misc]
@@ -174,8 +175,7 @@ def _take_turns(options: Options, run: _Run, ring: Ring, chains: list[int]) -> t
         turn = timed(raw.read)
         if number:
             loads[_CHUNKS].append(turn)
-        raw.remove()
-    return saves, loads
+    return loads
 
 
 def _with_mount(run: _Run, name: str, work: Callable[[], object]) -> Turn:
@@ -244,13 +244,21 @@ def _peaks(run: _Run, ours: Callable[[str, State], Contender]) -> list[Result]:
 
 
 class _Raw:
-    """The same bytes as chunks of one file number, by the chunk client alone."""
+    """As many bytes as chunks of one file number, by the chunk client alone."""
 
-    def __init__(self, ring: Ring, chains: list[int], file: int, image: torch.Tensor) -> None:
-        self._ring, self._file = ring, file
+    def __init__(self, ring: Ring, chains: list[int], size_bytes: int) -> None:
+        self._ring, self._file = ring, _FIRST_FILE
+        image = aligned(size_bytes)
+        image.copy_(torch.randint(0, 256, (len(image),), dtype=torch.uint8))
         data = image.numpy().data
         self._parts = [data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)]
         self._chains = [chains[index % len(chains)] for index in range(len(self._parts))]
+
+    def next_file(self) -> None:
+        """The one before is removed: each write is of new chunks."""
+        if self._file > _FIRST_FILE:
+            self.remove()
+        self._file += 1
 
     def write(self) -> None:
         self._each(lambda index, chain, chunk: self._ring.prepare_write(index, chain, chunk, self._parts[index]))

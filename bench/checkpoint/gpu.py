@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, asy
 
 from bench.checkpoint.program import State, aligned, read_raw, write_raw
 from bench.checkpoint.states import SHAPES, Shape, random_state, same
-from bench.report import Bound, Figure, Options, Result, figure
+from bench.report import Bound, Figure, Options, Result, figure, say
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.checkpoint import State as SavedState
 from fireflyer.runtime.disk import RealDisk
@@ -56,7 +55,7 @@ class _Contender(Protocol):
 def run(options: Options) -> Iterator[Result]:
     shapes = [shape for shape in SHAPES[options.scale] if any(map(options.selects, _cases(shape)))]
     if shapes and not torch.cuda.is_available():
-        print("gpu: there is no CUDA device", file=sys.stderr)
+        say("gpu: there is no CUDA device")
         return
     for shape in shapes:
         where = Path("build/bench")

@@ -1,9 +1,11 @@
 """Checkpoints of one rank on the local disk, ours and those of peers in turns; and on 3FS (`cluster`).
 
-`save/SHAPE`: from the call until the checkpoint is durable; processor time of it, with the kernel's in our threads;
-memory beside the state, at the most. `stall/SHAPE`: how long the caller is held up. `load/SHAPE/existing` and
-`load/SHAPE/new`: the newest checkpoint, from the disk, into tensors that are there or into new memory.
-`gpu/SHAPE` and `gpu/SHAPE/load`: tensors on a GPU (`bench.checkpoint.gpu`).
+`save/disk/SHAPE`: from the call until the checkpoint is durable; processor time of it, with the kernel's in our
+threads; memory beside the state, at the most. `stall/disk/SHAPE`: how long the caller is held up.
+`load/disk/SHAPE/existing` and `load/disk/SHAPE/new`: the newest checkpoint, from the disk, into tensors that are there
+or into new memory. The second word of a case is where it is: `disk`, or `3FS`.
+`agreement/RANKS/TENSORS`: what ranks tell each other (`bench.checkpoint.agreement`). `gpu/SHAPE` and `gpu/SHAPE/load`:
+tensors on a GPU (`bench.checkpoint.gpu`).
 
 Bounds: the disk (the same bytes with O_DIRECT from memory that is ready), and for stalls one copy of the tensors into
 memory that is touched. Only ours and the DCP peers can be loaded without trusting what is in the file, and only ours
@@ -14,22 +16,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import safetensors
 import torch
 
-from bench.checkpoint import cluster, gpu
+from bench.checkpoint import agreement, cluster, gpu
 from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Ours, Program, empty_like
 from bench.checkpoint.peak import available_bytes, peak_of
 from bench.checkpoint.program import copy_all, read_raw, write_raw
 from bench.checkpoint.states import SHAPES, Shape, random_state, same, sums_of
 from bench.checkpoint.turns import Turn, timed
-from bench.report import Bound, Figure, Options, Result, Suite, figure
+from bench.report import Bound, Figure, Measuring, Options, Result, figure, say
 
 __all__ = ["run"]
 
@@ -52,47 +54,51 @@ class _Place(NamedTuple):
         return os.path.join(self.directory, "raw")
 
 
-def run(options: Options) -> Suite:
-    results: list[Result] = []
+def run(options: Options) -> Measuring:
     warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # it is meant
-    where = Path("build/bench")
-    where.mkdir(parents=True, exist_ok=True)
-    for shape in SHAPES[options.scale]:
-        cases = [f"save/{shape.name}", f"stall/{shape.name}", f"load/{shape.name}/existing", f"load/{shape.name}/new"]
-        of_cluster = () if shape.only_two else cluster.cases_of(shape)
-        for wanted, measure in ((cases, _measure), (of_cluster, cluster.measure)):
-            if any(map(options.selects, wanted)):
-                with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=where) as directory:
-                    results += measure(options, shape, os.path.abspath(directory))
-    for one in gpu.run(options):
-        print(f"{one.case} {one.metric} {one.ours.median:.4g}", file=sys.stderr, flush=True)
-        results.append(one)
-    remarks = (
+    for one in _all(options):
+        if options.selects(one.case):
+            yield one
+    return (
         f"{os.cpu_count()} processors; torch {torch.__version__}, safetensors {safetensors.__version__}; DCP writes "
         "with two threads, its stager is reused; peers have no checksums and no commit",
         "processor time leaves out kernel threads that write pages back, which peers have and O_DIRECT has not",
     )
-    return Suite(results=tuple(one for one in results if options.selects(one.case)), remarks=remarks)
 
 
-def _measure(options: Options, shape: Shape, directory: str) -> list[Result]:
+def _all(options: Options) -> Iterator[Result]:
+    where = Path("build/bench")
+    where.mkdir(parents=True, exist_ok=True)
+    for shape in SHAPES[options.scale]:
+        of_cluster = () if shape.only_two else cluster.cases_of(shape)
+        for wanted, measure in ((_cases_of(shape), _measure), (of_cluster, cluster.measure)):
+            if any(map(options.selects, wanted)):
+                with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=where) as directory:
+                    yield from measure(options, shape, os.path.abspath(directory))
+    yield from agreement.run(options)
+    yield from gpu.run(options)
+
+
+def _cases_of(shape: Shape) -> tuple[str, ...]:
+    of = f"disk/{shape.name}"
+    return f"save/{of}", f"stall/{of}", f"load/{of}/existing", f"load/{of}/new"
+
+
+def _measure(options: Options, shape: Shape, directory: str) -> Iterator[Result]:
     missing = _missing_room(shape, directory)
     if missing:
-        print(f"{shape.name} is not measured: {missing}", file=sys.stderr, flush=True)
-        return []
+        say(f"disk/{shape.name} is not measured: {missing}")
+        return
     state = random_state(shape.tensors, shape.size_bytes)
-    contenders = _two(directory, state) if shape.only_two else _all(directory, state)
+    contenders = _two(directory, state) if shape.only_two else _contenders(directory, state)
     program = contenders[PROGRAM]
     assert isinstance(program, Program)
     place = _Place(shape, state, contenders, directory, program.image)
-    results = _saves(options, place)
-    results += _loads(options, place, "existing")
+    yield from _saves(options, place)
+    yield from _loads(options, place, "existing")
     if not shape.only_two:
-        results += _loads(options, place, "new")
-        results += _peaks(place)
-    for one in results:
-        print(f"{one.case} {one.metric} {one.ours.median:.4g}", file=sys.stderr, flush=True)
-    return results
+        yield from _loads(options, place, "new")
+        yield from _peaks(place)
 
 
 def _missing_room(shape: Shape, directory: str) -> str | None:
@@ -110,7 +116,7 @@ def _missing_room(shape: Shape, directory: str) -> str | None:
     return None
 
 
-def _all(directory: str, state: dict[str, torch.Tensor]) -> dict[str, Contender]:
+def _contenders(directory: str, state: dict[str, torch.Tensor]) -> dict[str, Contender]:
     return {name: make(_subdirectory(directory, name), state) for name, make in CONTENDERS.items()}
 
 
@@ -141,7 +147,7 @@ def _saves(options: Options, place: _Place) -> list[Result]:
                 turns[name].append(turn)
     return [
         _committed(place.shape, turns),
-        _processor(f"save/{place.shape.name}", turns, place.shape),
+        _processor(f"save/disk/{place.shape.name}", turns, place.shape),
         _stalls(place.shape, turns),
     ]
 
@@ -157,7 +163,7 @@ def _elapsed(turns: dict[str, list[Turn]]) -> _Samples:
 def _committed(shape: Shape, turns: dict[str, list[Turn]]) -> Result:
     samples = _elapsed({name: some for name, some in turns.items() if name != "copy"})
     bound = Bound(figure(samples.pop("disk")).median, "the same bytes from ready memory with O_DIRECT, fsync")
-    return _result(f"save/{shape.name}", "committed_s", samples, bound, _limit(shape, PROGRAM, 1.3))
+    return _result(f"save/disk/{shape.name}", "committed_s", samples, bound, _limit(shape, PROGRAM, 1.3))
 
 
 def _stalls(shape: Shape, turns: dict[str, list[Turn]]) -> Result:
@@ -165,7 +171,7 @@ def _stalls(shape: Shape, turns: dict[str, list[Turn]]) -> Result:
     samples: _Samples = {name: [turn.stall_s for turn in turns[name]] for name in names}
     copy = figure([turn.elapsed_s for turn in turns["copy"]]).median
     bound = Bound(copy, "one copy of the tensors into touched memory")
-    return _result(f"stall/{shape.name}", "stall_s", samples, bound, _limit(shape, None, 1.2))
+    return _result(f"stall/disk/{shape.name}", "stall_s", samples, bound, _limit(shape, None, 1.2))
 
 
 def _processor(case: str, turns: dict[str, list[Turn]], shape: Shape) -> Result:
@@ -200,7 +206,7 @@ def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
         if number:
             turns["disk"].append(turn)
     turns.pop("DCP async", None)
-    case = f"load/{place.shape.name}/{kind}"
+    case = f"load/disk/{place.shape.name}/{kind}"
     samples = _elapsed(turns)
     bound = Bound(figure(samples.pop("disk")).median, "the same bytes into ready memory with O_DIRECT")
     return [
@@ -219,7 +225,7 @@ def _peaks(place: _Place) -> list[Result]:
         shutil.rmtree(directory)
         saves[name] = peak if isinstance(peak, str) else figure([float(peak.save)])
         loads[name] = peak if isinstance(peak, str) else figure([float(peak.load)])
-    return [_peak(f"save/{place.shape.name}", saves), _peak(f"load/{place.shape.name}/existing", loads)]
+    return [_peak(f"save/disk/{place.shape.name}", saves), _peak(f"load/disk/{place.shape.name}/existing", loads)]
 
 
 def _peak(case: str, peers: dict[str, Figure | str]) -> Result:

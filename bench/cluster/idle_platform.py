@@ -37,7 +37,7 @@ for step in range(10_000):
 """
 
 
-def idle_platform(options: Options) -> list[Result]:
+def idle_platform(options: Options) -> Iterator[Result]:
     """`submit/first-line`: from the call of `Client.submit`, without a snapshot, until a script that imports nothing
     runs. `submit/follow`: from the start of `ff submit --follow` in a directory of one file until it has printed the
     first line of the script. `suspend/platform`: from the start of `ff suspend` until the rows of both nodes are free;
@@ -47,11 +47,12 @@ def idle_platform(options: Options) -> list[Result]:
     }  # fmt: skip
     chosen = [measure for case, measure in cases.items() if options.selects(case)]
     if not chosen:
-        return []
+        return
     rounds = min(options.rounds, _ROUNDS)
     with tempfile.TemporaryDirectory(prefix="ff-bench-") as directory, _started(f"{directory}/platform") as client:
         platform = _Platform(directory, client, rounds)
-        return [measure(platform) for measure in chosen]
+        for measure in chosen:
+            yield measure(platform)
 
 
 class _Platform:

@@ -4,6 +4,7 @@ each policy makes of it. The brief form is four days of 200 nodes."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -37,14 +38,12 @@ _TOTAL_S: Final = 300.0
 _UTILISATION: Final = 0.99
 
 
-def month(options: Options) -> list[Result]:
+def month(options: Options) -> Iterator[Result]:
     """For each demand: seconds of processor time for an event (the mean) and for all, utilisation, the longest wait of
     the largest tasks, and lost node-hours; ours beside FIFO, backfill and preemption."""
-    found: list[Result] = []
     for demand in DEMANDS:
         if options.selects(f"month/{demand}"):
-            found += _at(demand, options.scale)
-    return found
+            yield from _at(demand, options.scale)
 
 
 def _at(demand: float, scale: str) -> list[Result]:

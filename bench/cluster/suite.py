@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from bench.cluster.idle_platform import idle_platform
 from bench.cluster.manager import manager
 from bench.cluster.month import month
 from bench.cluster.workload import KINDS, Cluster
-from bench.report import Bound, Options, Result, Suite, figure
+from bench.report import Bound, Measuring, Options, Result, figure
 from fireflyer.cluster.core.scheduler.events import LimitsChanged, NodeChanged, SharesChanged, TasksSubmitted, UsageSet
 from fireflyer.cluster.core.scheduler.machine import SchedulerMachine
 from fireflyer.cluster.core.scheduler.schedule import schedule
@@ -38,20 +37,19 @@ EVENTS: Final = {"tiny": 30, "brief": 300, "full": 1_000}
 """In each round."""
 
 
-def run(options: Options) -> Suite:
-    results: list[Result] = []
+def run(options: Options) -> Measuring:
     for nodes, queued in SIZES[options.scale]:
         size = f"{nodes}x{queued}"
         if options.selects(f"full/{size}"):
-            results += _full(options, nodes, queued)
+            yield from _full(options, nodes, queued)
         if any(options.selects(f"event/{kind}/{size}") for kind in (*KINDS, "leave", "array", "all")):
-            results += _events(options, nodes, queued)
-    results += month(options)
-    results += manager(options)
-    results += idle_platform(options)
+            yield from _events(options, nodes, queued)
+    yield from month(options)
+    yield from manager(options)
+    yield from idle_platform(options)
     if options.selects("suspend/call") or options.selects("suspend/free"):
-        results += _suspend(options)
-    return Suite(results=tuple(results), remarks=("seconds of processor time; suspend, submit and manager: wall time",))
+        yield from _suspend(options)
+    return ("seconds of processor time; suspend, submit and manager: wall time",)
 
 
 def _result(
@@ -60,7 +58,6 @@ def _result(
     ours = figure(samples)
     met = None if limit is None else ours.median < limit
     verdicts = {} if limit is None else {target: met}
-    print(f"{case} {metric} {ours.median:.6f} {note}", file=sys.stderr, flush=True)
     return Result(
         suite="cluster", case=case, metric=metric, better="lower", ours=ours, peers={}, bound=None, target=target,
         note=note, met=met, verdicts=verdicts,

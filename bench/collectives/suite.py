@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from bench.collectives.cases import allreduce, codecs, ddp, gpu, kernels, latency, memory, network, transports, waiting
 from bench.natives import Missing, open_mpi_version
-from bench.report import Options, Result, Suite
+from bench.report import Measuring, Options, Result
 from fireflyer.base.units import MIB
 
 __all__ = ["machine", "run", "versions"]
@@ -29,12 +28,10 @@ _FAMILIES: tuple[Callable[[Options], Iterator[Result]], ...] = (
 )
 
 
-def run(options: Options) -> Suite:
-    results = []
-    for result in (result for family in _FAMILIES for result in family(options)):
-        print(f"{result.case}: {result.metric} {result.ours.median:.6g}", file=sys.stderr, flush=True)
-        results.append(result)
-    return Suite(results=tuple(results), remarks=(machine(), versions(), *filter(None, [network.missing()])))
+def run(options: Options) -> Measuring:
+    for family in _FAMILIES:
+        yield from family(options)
+    return (machine(), versions(), *filter(None, [network.missing()]))
 
 
 def machine() -> str:

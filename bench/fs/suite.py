@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -20,7 +19,7 @@ from bench.fs.cases import (
     recovery,
     streams,
 )
-from bench.report import Options, Result, Suite, results_path, write_results
+from bench.report import Measuring, Options, Result
 
 __all__ = ["run"]
 
@@ -39,14 +38,8 @@ _FAMILIES: Final[tuple[Callable[[Options], Iterator[Result]], ...]] = (
 )
 
 
-def run(options: Options) -> Suite:
-    """Each result is in the file as soon as it is there: who ends a long run keeps what was measured."""
-    path, results = results_path("fs"), list[Result]()
+def run(options: Options) -> Measuring:
     for family in _FAMILIES:
-        for result in family(options):
-            print(f"{result.case}: {result.note}", file=sys.stderr, flush=True)
-            results.append(result)
-            write_results(path, results, keep=bool(options.only))
-    load = os.getloadavg()[0]
-    remarks = (f"{os.cpu_count()} processors, load at the end {load:.1f}", incast.missing())
-    return Suite(results=tuple(results), remarks=tuple(remark for remark in remarks if remark))
+        yield from family(options)
+    remarks = (f"{os.cpu_count()} processors, load at the end {os.getloadavg()[0]:.1f}", incast.missing())
+    return tuple(remark for remark in remarks if remark)

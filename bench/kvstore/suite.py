@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from typing import Final
@@ -12,11 +11,11 @@ from typing import Final
 import lmdb
 from tests.support.kvstore.postgres import postgres_programs, running_postgres
 
+from bench.held_open import held_open
 from bench.kvstore.contenders import BareAsyncpg, BareLmdb, Contender, Ours, synced_append_s
-from bench.report import Bound, Options, Result, Suite, figure
+from bench.report import Bound, Measuring, Options, Result, figure
 from fireflyer import kvstore
 from fireflyer.kvstore.postgres import MAX_CONNECTIONS
-from fireflyer.runtime.driver import run as run_loop
 
 __all__ = ["run"]
 
@@ -25,28 +24,26 @@ DURATION_S: Final = {"tiny": 0.02, "brief": 0.3, "full": 1.0}
 SYNCS_PER_ROUND: Final = 20
 
 
-def run(options: Options) -> Suite:
+def run(options: Options) -> Measuring:
     with tempfile.TemporaryDirectory(prefix="ff-bench-") as directory:
-        return run_loop(_run(options, directory))
+        return (yield from _run(options, directory))
 
 
-async def _run(options: Options, directory: str) -> Suite:
-    results = []
+def _run(options: Options, directory: str) -> Measuring:
     for name, opened in (("memory", _memory()), ("embedded", _embedded(directory)), ("postgres", _postgres())):
         cases = [(work, tasks) for work in ("increment", "read") for tasks in TASKS]
         cases = [(work, tasks) for work, tasks in cases if options.selects(f"{work}/{name}/{tasks}")]
         if not cases or (name == "postgres" and postgres_programs() is None):
             continue
-        async with opened as contenders:
+        with held_open(opened) as (runner, contenders):
             for work, tasks in cases:
-                results.append(await _measure(options, f"{work}/{name}/{tasks}", contenders, directory))
-                print(f"{results[-1].case}: {results[-1].note}", file=sys.stderr, flush=True)
+                yield runner.run(_measure(options, f"{work}/{name}/{tasks}", contenders, directory))
             for each, contender in contenders.items():
-                assert await contender.total() == contender.done, f"{each} lost or invented increments"
+                assert runner.run(contender.total()) == contender.done, f"{each} lost or invented increments"
     remarks = [f"{os.cpu_count()} processors; LMDB {'.'.join(map(str, lmdb.version()))}; values of up to 20 bytes"]
     if postgres_programs() is None:
         remarks.append("missing: PostgreSQL (Debian package postgresql)")
-    return Suite(results=tuple(results), remarks=tuple(remarks))
+    return tuple(remarks)
 
 
 async def _measure(options: Options, case: str, contenders: dict[str, Contender], directory: str) -> Result:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -115,22 +115,21 @@ def _bisected(falling: Callable[[float], float], wanted: float, least: float) ->
     return math.sqrt(low * high)
 
 
-def calibration_results(options: Options) -> list[Result]:
+def calibration_results(options: Options) -> Iterator[Result]:
     """Median and worst error of each layout over all sizes, and of all layouts that were measured."""
     (small_s, large_s), speeds = _calibrated_on(CALIBRATED_ON, options)
     sums_s, _ = _calibrated_on(SUMS_ON, options)
     processors = len(os.sched_getaffinity(0))
     plan, sums = (default_plan(node_list(layout)) for layout in (CALIBRATED_ON, SUMS_ON))
     given = calibrate(plan, small_s, large_s, sums, sums_s, processors)
-    found: list[Result] = []
     ours, model = Errors([]), Errors([])
     for layout in LAYOUTS[options.scale]:
         case = f"prediction/{KIND}/{layout}"
         if options.selects(case):
             simulated, modelled, note = _predicted(layout, given, speeds, options)
-            found += _results(case, simulated, modelled, note, judged=False)
+            yield from _results(case, simulated, modelled, note, judged=False)
             ours, model = Errors(ours.ratios + simulated.ratios), Errors(model.ratios + modelled.ratios)
-    return found + _results(f"prediction/{KIND}/all", ours, model, f"{len(ours.ratios)} sizes and layouts", judged=True)
+    yield from _results(f"prediction/{KIND}/all", ours, model, f"{len(ours.ratios)} sizes and layouts", judged=True)
 
 
 def _calibrated_on(layout: str, options: Options) -> tuple[list[float], Speeds]:

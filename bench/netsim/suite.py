@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.netsim.calibration import LAYOUTS, calibration_results
 from bench.netsim.workload import GPUS_PER_NODE, queued_flows, random_flows
-from bench.report import Figure, Options, Result, Suite, figure
+from bench.report import Figure, Measuring, Options, Result, figure
 from fireflyer.base.units import GIB
 from fireflyer.native import FlowRun
 from fireflyer.netsim import Links, Router, Settings, simulate
@@ -42,36 +42,30 @@ MOST_REPEATED: Final = 1250
 """Nodes of a cluster that is simulated more than once: ten times as many take minutes."""
 
 
-def run(options: Options) -> Suite:
-    results: list[Result] = []
+def run(options: Options) -> Measuring:
     for nodes in NODES[options.scale]:
         case = f"cluster/{nodes * GPUS_PER_NODE}-gpus/allreduce-and-reads"
         if options.selects(case):
-            results += _cluster(case, nodes, options)
+            yield from _cluster(case, nodes, options)
     for flows, radix in FLOWS[options.scale]:
         case = f"random/{flows}-flows/to-the-end"
         if options.selects(case):
-            results.append(_random(case, flows, radix, options))
+            yield _random(case, flows, radix, options)
     for count, radix in ADAPTIVE[options.scale]:
         case = f"adaptive/{count}-transfers/{radix * radix // 4}-nodes"
         if options.selects(case):
-            results.append(
-                _adaptive(case, queued_flows(count, radix), "each sends one transfer after the other", options)
-            )
+            yield _adaptive(case, queued_flows(count, radix), "each sends one transfer after the other", options)
     for count, radix in AT_ONCE[options.scale]:
         case = f"adaptive/{count}-transfers-at-once/{radix * radix // 4}-nodes"
         if options.selects(case):
-            results.append(_adaptive(case, queued_flows(count, radix, at_once=True), "all begin together", options))
+            yield _adaptive(case, queued_flows(count, radix, at_once=True), "all begin together", options)
     if any(options.selects(f"prediction/allreduce/{layout}") for layout in LAYOUTS[options.scale]):
-        results += calibration_results(options)
-    return Suite(
-        results=tuple(results),
-        remarks=(
-            f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; cluster: checks, routes and run of given "
-            "transfers in a process of its own, whose memory is all of it; random: rates and events alone, on both "
-            "sides in turns, the first round not counted, SimGrid in a new process each time; adaptive: no peer; "
-            "prediction: one machine is all nodes, rates are calibrated on 3x1 and 2x3",
-        ),
+        yield from calibration_results(options)
+    return (
+        f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; cluster: checks, routes and run of given "
+        "transfers in a process of its own, whose memory is all of it; random: rates and events alone, on both "
+        "sides in turns, the first round not counted, SimGrid in a new process each time; adaptive: no peer; "
+        "prediction: one machine is all nodes, rates are calibrated on 3x1 and 2x3",
     )
 
 

@@ -5,11 +5,10 @@ and 30 days, the tiny one of 60 nodes and 10 days."""
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import time
 from typing import Final, NamedTuple
 
-from bench.report import Options, Result, Suite, figure
+from bench.report import Measuring, Options, Result, figure, say
 from fireflyer.cluster.core.replay.fleet.lemon_watch import Loop
 from fireflyer.cluster.core.replay.fleet.settings import FleetSettings
 from fireflyer.cluster.core.replay.fleet.simulation import FleetOutcome, simulate
@@ -42,7 +41,7 @@ class _Measured(NamedTuple):
     processor_s: float
 
 
-def run(options: Options) -> Suite:
+def run(options: Options) -> Measuring:
     factors = [factor for factor in FACTORS if options.selects(f"fleet/{factor}")]
     cases = [
         _Case(factor, seed, loop, options.scale)
@@ -50,15 +49,14 @@ def run(options: Options) -> Suite:
         for seed in SEEDS[options.scale]
         for loop in (False, True)
     ]
-    results: list[Result] = []
     if cases:
         with multiprocessing.get_context("spawn").Pool() as pool:
             found = list(zip(cases, pool.map(_measured, cases, chunksize=1), strict=True))
         for factor in factors:
             on = [one for case, one in found if case.factor == factor and case.loop]
             off = [one for case, one in found if case.factor == factor and not case.loop]
-            results += _of_factor(factor, on, off)
-    return Suite(results=tuple(results), remarks=("fleet: seeds are pooled; processor time of one simulation",))
+            yield from _of_factor(factor, on, off)
+    return ("fleet: seeds are pooled; processor time of one simulation",)
 
 
 def _measured(case: _Case) -> _Measured:
@@ -70,8 +68,8 @@ def _measured(case: _Case) -> _Measured:
     outcome = simulate(settings, case.seed, Loop() if case.loop else None)
     took_s = time.process_time() - began_s
     large = outcome.large
-    print(f"fleet/{case.factor} seed {case.seed} {'on' if case.loop else 'off'}: {large.failed} of {large.runs} large "
-          f"runs failed, {took_s:.0f} s", file=sys.stderr, flush=True)  # fmt: skip
+    which = f"fleet/{case.factor} seed {case.seed} {'on' if case.loop else 'off'}"
+    say(f"{which}: {large.failed} of {large.runs} large runs failed, {took_s:.0f} s")
     return _Measured(outcome, took_s)
 
 

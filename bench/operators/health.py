@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import resource
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -23,7 +22,7 @@ from typing import Final
 import msgspec
 
 from bench.operators.gpu_node import RULES, make_gpu_node
-from bench.report import Options, Result, Suite, figure
+from bench.report import Measuring, Options, Result, figure, say
 from fireflyer.validators.checks.kernel_log import follow_kmsg
 from fireflyer.validators.checks.rounds import HealthRounds
 from fireflyer.validators.core.checks.policy import HealthPolicy
@@ -42,20 +41,19 @@ _SO_SNDBUFFORCE: Final = 32
 """Beyond net.core.wmem_max; needs root."""
 
 
-def run(options: Options) -> Suite:
-    results: list[Result] = []
+def run(options: Options) -> Measuring:
     case = f"kernel-log/{LINES_PER_S}"
     if options.selects(case):
-        results += _kernel_log(case, SECONDS[options.scale])
+        yield from _kernel_log(case, SECONDS[options.scale])
     if options.selects("round"):
-        results.append(_round("round", options.rounds, HealthPolicy(), HealthRounds(None)))
+        yield _round("round", options.rounds, HealthPolicy(), HealthRounds(None))
     if options.selects("round-of-a-gpu-node"):
         with tempfile.TemporaryDirectory() as directory:
             root, tools = make_gpu_node(Path(directory))
             policy = msgspec.toml.decode(RULES, type=HealthPolicy)
             rounds = HealthRounds(None, root=root, tool_path=tools)
-            results.append(_round("round-of-a-gpu-node", options.rounds, policy, rounds))
-    return Suite(results=tuple(results), remarks=("kernel-log: wall time of a follower; round: processor time",))
+            yield _round("round-of-a-gpu-node", options.rounds, policy, rounds)
+    return ("kernel-log: wall time of a follower; round: processor time",)
 
 
 def _kernel_log(case: str, seconds: int) -> list[Result]:
@@ -84,7 +82,6 @@ def _kernel_log(case: str, seconds: int) -> list[Result]:
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     lost = total // XID_EVERY - len(found)
     note = f"{total} lines in {took_s:.1f} s, {len(found)} Xids found, {used / took_s:.0%} of a processor"
-    print(f"{case} {note}", file=sys.stderr, flush=True)
     at_rate = took_s < 1.2 * seconds  # else the machine was too busy for the writer
     met = False if lost else True if at_rate else None
     return [
@@ -123,7 +120,7 @@ def _round(case: str, rounds: int, policy: HealthPolicy, checks: HealthRounds) -
     ran = len({event.check for event in events if not event.could_not_run})
     for event in events:
         if event.could_not_run or event.severity != "ok":
-            print(f"{case} {event.check} {event.severity}: {event.words}", file=sys.stderr, flush=True)
+            say(f"{case} {event.check} {event.severity}: {event.words}")
     note = f"{ran} of {len({event.check for event in events})} checks came to a result on this machine"
     return Result(
         suite="operators", case=case, metric="processor_s", better="lower", ours=ours, peers={}, bound=None,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import duckdb
 
-from bench.report import Bound, Options, Result, Suite, figure
+from bench.report import Bound, Measuring, Options, Result, figure
 from fireflyer.base.units import GIB, MIB
 
 __all__ = ["run"]
@@ -71,20 +71,19 @@ FROM (SELECT range AS i, random() AS r, random() AS s FROM range($rows))
 """
 
 
-def run(options: Options) -> Suite:
+def run(options: Options) -> Measuring:
     size = SIZES[options.scale]
     rounds = min(options.rounds, MAX_ROUNDS)
-    results = []
     with tempfile.TemporaryDirectory(prefix="ff-bench-") as directory:
         cases = [case for case in ("report", "lemons", "why") if options.selects(f"reliability/{case}")]
         if cases:
             tables = os.path.join(directory, "tables")
             _write_tables(tables, size)
-            results += [_over_tables(case, tables, size, rounds) for case in cases]
+            for case in cases:
+                yield _over_tables(case, tables, size, rounds)
         if options.selects("reliability/import-sacct"):
-            results.append(_importing(directory, size, rounds))
-    remarks = (f"{os.cpu_count()} processors; {NODES} nodes, {DAYS} days; tables of DuckDB {duckdb.__version__}",)
-    return Suite(results=tuple(results), remarks=remarks)
+            yield _importing(directory, size, rounds)
+    return (f"{os.cpu_count()} processors; {NODES} nodes, {DAYS} days; tables of DuckDB {duckdb.__version__}",)
 
 
 class _Measured(NamedTuple):

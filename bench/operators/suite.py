@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bench.operators import fleet, health, reliability
-from bench.report import Options, Suite
+from bench.report import Measuring, Options
 
 __all__ = ["run"]
 
 
-def run(options: Options) -> Suite:
-    parts = [health.run(options), reliability.run(options), fleet.run(options)]
-    return Suite(
-        results=tuple(result for part in parts for result in part.results),
-        remarks=tuple(remark for part in parts for remark in part.remarks),
-    )
+def run(options: Options) -> Measuring:
+    remarks: tuple[str, ...] = ()
+    for part in (health.run, reliability.run, fleet.run):
+        remarks += yield from part(options)
+    return remarks

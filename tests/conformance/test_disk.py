@@ -165,6 +165,39 @@ def test_remove_and_rmdir_take_only_their_own_kind(place: Place) -> None:
         disk.rmdir(place.path("dir"))
 
 
+def test_files_that_are_created_and_synced_together_are_as_those_made_one_by_one(place: Place) -> None:
+    names = [place.path(name) for name in ("first", "second")]
+    files = place.disk.create_all(names, direct=True)
+    for number, file in enumerate(files):
+        file.pwrite(b"%d" % number, 0)
+    place.disk.sync_files(files)
+    for file in files:
+        file.close()
+    assert (place.read("first"), place.read("second")) == (b"0", b"1")
+    with pytest.raises(Exists, match="second"):
+        place.disk.create_all([place.path("third"), place.path("second")])
+    with pytest.raises(NotFound):
+        place.disk.create_all([place.path("no/file")])
+    with pytest.raises(UsageError):
+        place.disk.sync_files(files)
+    with pytest.raises(UsageError):
+        place.disk.create_all(["relative"])
+
+
+def test_a_directory_may_be_removed_with_all_that_is_in_it_by_one_call(place: Place) -> None:
+    place.disk.mkdir(place.path("dir"))
+    place.disk.mkdir(place.path("dir/below"))
+    place.write("dir/below/file", b"x")
+    place.write("beside", b"x")
+    assert not place.disk.remove_tree(place.path("beside"))
+    if place.disk.remove_tree(place.path("dir")):
+        assert place.disk.list(place.root) == ["beside"]
+        with pytest.raises(NotFound):
+            place.disk.remove_tree(place.path("dir"))
+    else:
+        assert place.disk.list(place.root) == ["beside", "dir"]
+
+
 def test_an_open_file_outlives_its_name(place: Place) -> None:
     place.write("file", b"still here")
     file = place.disk.open(place.path("file"))

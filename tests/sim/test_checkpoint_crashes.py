@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.support.campaigns import shards
@@ -15,10 +16,10 @@ from tests.support.checkpoints.jobs import ROOT, Job, Wrap, check_recovery, rest
 
 from fireflyer.base.ports import Data, Disk, DiskFile, Transfer
 from fireflyer.checkpoint import opening
+from fireflyer.checkpoint.core.manifest import ShardRecord
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, final_name, trash_name
-from fireflyer.checkpoint.core.pieces import cut
 from fireflyer.checkpoint.engine import image, performing
-from fireflyer.checkpoint.engine.image import RunningSums, Share
+from fireflyer.checkpoint.engine.image import Share
 from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.sim import Fault, FaultKind, OperationRecord, SimDisk, enumerate_outcomes
 
@@ -294,9 +295,9 @@ class WithoutFsync(DiskFile):
         self._file.close()
 
 
-def caught(wrap: Wrap | None = None, start: SimDisk | None = None) -> bool:
+def caught(wrap: Wrap | None = None, start: SimDisk | None = None, *, world_size: int = 2) -> bool:
     try:
-        campaign(start or prepared(), world_size=2, limit=60, before=5, wrap=wrap)
+        campaign(start or prepared(), world_size=world_size, limit=60, before=5, wrap=wrap)
     except (AssertionError, FileNotFoundError):
         return True
     return False
@@ -316,9 +317,17 @@ def test_a_missing_sync_is_caught(operation: str, affects: Callable[[str], bool]
     assert caught(lambda disk: WithoutSync(disk, operation, affects))
 
 
+class NotWaited(Transfer):
+    def wait(self) -> int:
+        return 0
+
+
 @pytest.mark.parametrize("name", ["shard-", MANIFEST_FILE])
-def test_a_missing_fsync_is_caught_where_names_are_durable_at_once(name: str) -> None:
-    assert caught(lambda disk: WithoutSync(disk, "fsync", lambda path: name in path), prepared(durable_names=True))
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_missing_fsync_is_caught_where_names_are_durable_at_once(name: str, world_size: int) -> None:
+    """One rank syncs its shard only when it commits."""
+    start = prepared(durable_names=True)
+    assert caught(lambda disk: WithoutSync(disk, "fsync", lambda path: name in path), start, world_size=world_size)
 
 
 def test_a_disk_that_claims_durable_names_and_has_none_is_caught() -> None:
@@ -330,11 +339,11 @@ def test_a_disk_that_claims_durable_names_and_has_none_is_caught() -> None:
 
 
 def test_a_rename_before_the_manifest_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(disk: Disk, root: str, directory: str, step: int, manifest: bytes) -> Steps[str]:
+    def hasty(disk: Disk, root: str, directory: str, step: int, manifest: bytes, **options: Any) -> Steps[str]:
         name = final_name(step, disk.list(root))
         disk.rename(f"{root}/{directory}", f"{root}/{name}")
         yield
-        file = disk.create(f"{root}/{name}/{MANIFEST_FILE}")
+        (file,) = options["files"].all()
         file.pwrite(manifest, 0)
         file.fsync()
         disk.sync_dir(f"{root}/{name}")
@@ -362,20 +371,22 @@ def test_a_removal_before_its_rename_is_durable_is_caught(monkeypatch: pytest.Mo
 
 
 def test_a_write_that_is_not_waited_for_before_the_fsync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[int]]:
-        sums = RunningSums([share.header_bytes, *(item.spec.size_bytes for item in share.placed)])
-        sums.update(share.image)
-        flight = [
-            file.start_pwrite(share.image[start : start + size], start)
-            for start, size in cut(len(share.image), piece_bytes)
-        ]
-        for transfer in flight[:-1]:
-            yield
-            transfer.wait()
+    whole = image._write_image
+
+    def hasty(file: DiskFile, path: str, share: Share, piece_bytes: int) -> Steps[ShardRecord]:
+        started: list[Transfer] = []
+        start_pwrite = file.start_pwrite
+
+        def start(data: memoryview, offset: int) -> Transfer:
+            started.append(start_pwrite(data, offset))
+            return started[-1] if offset + len(data) < len(share.image) else NotWaited()
+
+        monkeypatch.setattr(file, "start_pwrite", start)
+        record = yield from whole(file, path, share, piece_bytes)
         file.fsync()
-        flight[-1].wait()  # it lands, and a crash loses it
+        started[-1].wait()  # it lands, and a crash loses it
         monkeypatch.setattr(file, "fsync", lambda: None)
-        return sums.sums
+        return record
 
     monkeypatch.setattr(image, "_write_image", hasty)
     assert caught()

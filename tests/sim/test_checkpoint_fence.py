@@ -8,6 +8,8 @@ before they were moved (`Handles`), and across power losses in the middle of it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -156,13 +158,13 @@ def test_a_commit_that_checks_for_a_newer_attempt_and_then_acts_is_caught(monkey
 
     whole = commit
 
-    def checked(disk: Disk, root: str, directory: str, step: int, manifest: bytes) -> Steps[str]:
+    def checked(disk: Disk, root: str, directory: str, step: int, manifest: bytes, **options: Any) -> Steps[str]:
         writer = parse_writer(directory.partition("/")[0])
         assert writer is not None
         newer = overtaken_by(disk.list(root), writer)
         if newer is not None:
             raise Fenced(f"attempt 0 may no longer change {root}: it has begun there")
-        return (yield from whole(disk, root, directory, step, manifest))
+        return (yield from whole(disk, root, directory, step, manifest, **options))
 
     monkeypatch.setattr(opening, "_fence", no_fence)
     monkeypatch.setattr(performing, "commit", checked)

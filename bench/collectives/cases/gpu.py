@@ -10,7 +10,6 @@ share GPUs where there are fewer. There are no cases without a CUDA device.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from bench.collectives.contenders import python_ranks
 from bench.collectives.crew import Crew
 from bench.collectives.targets import Target, all_met, judged
 from bench.collectives.turns import Contender, take_turns
-from bench.report import Bound, Figure, Options, Result, figure
+from bench.report import Bound, Figure, Options, Result, figure, say
 from fireflyer.base.units import KIB, MIB
 from fireflyer.collectives.devices.pieces import AT_ONCE_BYTES
 
@@ -41,7 +40,7 @@ def run(options: Options) -> Iterator[Result]:
         ]
         missing = _no_gpu() if cases else ""
         if missing:
-            print(f"gpu/{layout}: {missing}", file=sys.stderr)
+            say(f"gpu/{layout}: {missing}")
         elif cases:
             with python_ranks(layout, "bench.collectives.ranks.gpu") as crew:
                 nccl = str(crew.tell("join", "nccl")[0].get("missing", ""))

@@ -5,6 +5,8 @@ Paths are absolute POSIX strings. All calls block; they raise `FireflyerError` s
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 __all__ = ["DIRECT_ALIGN_BYTES", "Clock", "Data", "Disk", "DiskFile", "Transfer"]
@@ -74,6 +76,19 @@ class Disk(Protocol):
         """A new empty file, open for reading and writing; with `direct` past the page cache where the file system
         allows it. Raises `Exists`, `NotFound` (no parent), `NoSpace`."""
 
+    def create_all(self, paths: Sequence[str], *, direct: bool = False) -> list[DiskFile]:
+        """`create` of each, at once where that takes less time. Raises what one of them raised; the others are closed
+        then."""
+        with contextlib.ExitStack() as stack:
+            made = [stack.enter_context(contextlib.closing(self.create(path, direct=direct))) for path in paths]
+            stack.pop_all()
+        return made
+
+    def sync_files(self, files: Sequence[DiskFile]) -> None:
+        """`fsync` of each, at once where that takes less time. Raises what one of them raised."""
+        for file in files:
+            file.fsync()
+
     def open(self, path: str, *, direct: bool = False) -> DiskFile:
         """An existing file, for reading; `direct` as for `create`. Raises `NotFound`."""
 
@@ -88,6 +103,11 @@ class Disk(Protocol):
 
     def rmdir(self, path: str) -> None:
         """An empty directory. Raises `NotFound`."""
+
+    def remove_tree(self, path: str) -> bool:  # noqa: ARG002
+        """Removes the directory `path` with all that is in it, by fewer calls than each name takes. False: nothing was
+        done, it is no directory, or this disk has no such call. Raises `NotFound`."""
+        return False
 
     def list(self, path: str) -> list[str]:
         """Names in the directory, sorted. Raises `NotFound`."""

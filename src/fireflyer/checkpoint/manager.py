@@ -210,7 +210,9 @@ class CheckpointManager:
         for note in opened.notes:
             _log.warning("checkpoint directory needs attention directory=%s reason=%s", self._shown, note)
         if opened.writer is not None:
-            self._settings = msgspec.structs.replace(self._settings, writer_directory=opened.writer.name)
+            self._settings = msgspec.structs.replace(
+                self._settings, writer_directory=opened.writer.name, newest_step=opened.newest_step
+            )
         if plan is None:
             self._settings = msgspec.structs.replace(self._settings, job_plan=self.stored_plan())
 
@@ -393,6 +395,9 @@ class CheckpointManager:
     ) -> BackgroundSave:
         if self._current is not None and self._current.committed:
             self._forget_from = self._current.sequence
+            if self._settings.newest_step is not None:
+                newest_step = max(self._settings.newest_step, self._current.step)
+                self._settings = msgspec.structs.replace(self._settings, newest_step=newest_step)
         failure = self._become_writer() if self.rank == 0 else None
         machine = SaveMachine(
             self._settings,

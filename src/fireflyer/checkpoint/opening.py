@@ -41,6 +41,9 @@ class Opened(msgspec.Struct, frozen=True):
     """None: the directory cannot be written now, and nobody was fenced. A save tries again."""
     notes: tuple[str, ...]
     """What needs attention: what could not be removed, and why; that there is no space."""
+    newest_step: int | None = None
+    """Of the checkpoints that were there when no older attempt could commit any more, -1 without any. None: nobody was
+    fenced."""
 
 
 def ensure_directory(disk: Disk, path: str) -> Steps[None]:
@@ -107,8 +110,10 @@ def open_root(
     except PermissionDenied:  # the time to hear that a directory cannot be written is hours before the first save
         if will_save:
             raise
+    newest_step: int | None = None
     try:
         if writer is not None:
+            newest_step = max((found.step for found in candidates(disk.list(root))), default=-1)
             notes += yield from _clear(disk, root, writer)
         if will_save and writer is not None:
             notes += yield from _try_to_write(disk, root, writer)
@@ -116,7 +121,7 @@ def open_root(
             yield from _hold_to_plan(disk, root, check_plain(job_plan, "job_plan"), writer)
     except FireflyerError as error:
         raise explain_failure(disk, root, "" if writer is None else writer.name, error) from error
-    return Opened(writer, tuple(notes))
+    return Opened(writer, tuple(notes), newest_step)
 
 
 def become_writer(disk: Disk, root: str, *, launch: str, attempt: int, tag: str) -> Steps[Writer]:

@@ -16,28 +16,36 @@ from tests.support.patience import allowed_s
 REPOSITORY = Path(__file__).parents[3]
 
 
+def measured(directory: Path, pattern: str) -> dict[tuple[str, str], Result]:
+    """The results of a tiny run, by case and metric."""
+    command = [sys.executable, "-m", "bench", "checkpoint", "--tiny", "--only", pattern]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    limit_s = min(550.0, allowed_s(60))
+    run = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    lines = (directory / "build/bench/checkpoint.jsonl").read_bytes().splitlines()
+    results = [msgspec.json.decode(line, type=Result) for line in lines]
+    told = [line.partition(":")[0] for line in run.stderr.splitlines()]
+    assert [case for case in told if "/" in case and " " not in case] == [one.case for one in results]
+    return {
+        (result.case, result.metric): result
+        for result in results
+        if not result.case.startswith("gpu/")  # where there is one
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_a_tiny_run_measures_saves_stalls_and_loads_beside_every_peer(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench", "checkpoint", "--tiny", "--only", "8x64KiB"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    limit_s = min(550.0, allowed_s(60))
-    run = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    lines = (tmp_path / "build/bench/checkpoint.jsonl").read_bytes().splitlines()
-    results = {
-        (result.case, result.metric): result
-        for result in [msgspec.json.decode(line, type=Result) for line in lines]
-        if not result.case.startswith("gpu/")  # where there is one
-    }
+    results = measured(tmp_path, "8x64KiB")
     save_3fs, load_3fs = "save/3FS/8x64KiB", "load/3FS/8x64KiB/existing"
-    save, existing, new = "save/8x64KiB", "load/8x64KiB/existing", "load/8x64KiB/new"
+    save, existing, new = "save/disk/8x64KiB", "load/disk/8x64KiB/existing", "load/disk/8x64KiB/new"
     assert results.keys() == {
         *((save, metric) for metric in ("committed_s", "processor_s", "peak_bytes")),
-        ("stall/8x64KiB", "stall_s"),
+        ("stall/disk/8x64KiB", "stall_s"),
         *((existing, metric) for metric in ("loaded_s", "processor_s", "peak_bytes")),
         *((new, metric) for metric in ("loaded_s", "processor_s")),
         *((save_3fs, metric) for metric in ("committed_s", "processor_s", "peak_bytes")),
@@ -59,6 +67,18 @@ def test_a_tiny_run_measures_saves_stalls_and_loads_beside_every_peer(tmp_path: 
     assert results[load_3fs, "loaded_s"].peers.keys() == {"chunk client", *mounted}
     assert results[load_3fs, "peak_bytes"].peers.keys() == mounted
     assert results["stall/3FS/8x64KiB", "stall_s"].peers.keys() == {"DCP async, FUSE"}
-    for case in ("stall/8x64KiB", "stall/3FS/8x64KiB"):
+    for case in ("stall/disk/8x64KiB", "stall/3FS/8x64KiB"):
         assert results[case, "stall_s"].ours.median > 0
     assert not [left for left in (tmp_path / "build/bench").iterdir() if left.is_dir()]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_what_ranks_agree_on_is_measured_beside_the_planning_of_dcp(tmp_path: Path) -> None:
+    results = measured(tmp_path, "agreement/")
+    assert results.keys() == {(f"agreement/{ranks}-ranks/50-tensors", "agreed_s") for ranks in (2, 4)}
+    for result in results.values():
+        assert result.peers.keys() == {"DCP", "DCP, plans cached", "all_gather_object"}
+        assert all(isinstance(peer, Figure) and peer.median > 0 for peer in result.peers.values())
+        assert result.ours.median > 0

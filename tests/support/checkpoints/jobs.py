@@ -36,6 +36,7 @@ from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord
 from fireflyer.checkpoint.core.names import candidates, is_leftover
 from fireflyer.checkpoint.core.safetensors import TensorSpec, place
 from fireflyer.checkpoint.core.shares import layout_digest, share_of
+from fireflyer.checkpoint.engine.directory import OpenFiles
 from fireflyer.checkpoint.engine.image import Share, header_of
 from fireflyer.checkpoint.engine.loading import Sink
 from fireflyer.checkpoint.engine.performing import perform
@@ -99,6 +100,7 @@ class Job:
     def __post_init__(self) -> None:
         self.world = self.shared_world or World(self.seed)
         self.writer_directory = ""
+        self.newest_step: int | None = None
         self.nodes: list[SimNode] = []
         self.store: dict[str, bytes] = {}
         self.finished = 0
@@ -157,8 +159,13 @@ class Job:
             snapshot: Event = Done()
             if rank == 0:
                 snapshot = yield from self._become_writer(disk)
+            if rank == 0:
+                newest_step = self._newest_step()
+                settings = msgspec.structs.replace(
+                    settings, writer_directory=self.writer_directory, newest_step=newest_step
+                )
             machine = SaveMachine(
-                msgspec.structs.replace(settings, writer_directory=self.writer_directory if rank == 0 else ""),
+                settings,
                 step=step,
                 sequence=sequence,
                 values={"step": step, "attempt": self.attempt},
@@ -171,6 +178,7 @@ class Job:
         tag = f"{self.attempt:08x}"
         opened = yield from opening.open_root(disk, ROOT, PLAN, launch=self.launch, attempt=self.attempt, tag=tag)
         self.notes += opened.notes
+        self.newest_step = opened.newest_step
         if opened.writer is not None:
             self.writer_directory = opened.writer.name
             self.begun = True
@@ -178,6 +186,10 @@ class Job:
             newest = max((candidate.step for candidate in candidates(disk.list(ROOT))), default=0)
             self.steps = [newest + 10 * number for number in range(1, self.saves + 1)]
         self.store["open"] = b""
+
+    def _newest_step(self) -> int | None:
+        """As the manager has it."""
+        return None if self.newest_step is None else max([self.newest_step, *(step for step, _ in self.committed)])
 
     def _become_writer(self, disk: Disk) -> Generator[int | None, None, Event]:
         """As the manager does where the directory could not be written at the start."""
@@ -195,18 +207,19 @@ class Job:
     ) -> Generator[int | None, None, None]:
         settings = machine.settings
         share = make_share(machine.step, settings.attempt, settings.rank, settings.world_size)
+        files = OpenFiles(alone=self.world_size == 1) if settings.rank == 0 else None
         effects = machine.handle(node.clock.now_ns(), Begin())
         while effects:
             effect = effects.pop(0)
             event = snapshot
             if not isinstance(effect, TakeSnapshot):
-                event = yield from self._perform(effect, machine, disk, share)
+                event = yield from self._perform(effect, machine, disk, share, files)
             effects += machine.handle(node.clock.now_ns(), event)
             yield None
         self.notes += machine.notes
 
     def _perform(
-        self, effect: Effect, machine: SaveMachine, disk: Disk, share: Share
+        self, effect: Effect, machine: SaveMachine, disk: Disk, share: Share, files: OpenFiles | None
     ) -> Generator[int | None, None, Event]:
         match effect:
             case Publish(key, payload):
@@ -226,7 +239,7 @@ class Job:
                 elif machine.settings.rank == 0 and name is not None:
                     self.committed.append((machine.step, name))
                 return Done()
-        return (yield from perform(effect, disk, ROOT, share, piece_bytes=PIECE_BYTES))
+        return (yield from perform(effect, disk, ROOT, share, piece_bytes=PIECE_BYTES, files=files))
 
     def _wait_for(self, key: str, timeout_ns: int) -> Generator[int | None, None, bytes]:
         deadline_ns = self.world.now_ns + timeout_ns

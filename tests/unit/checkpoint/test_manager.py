@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,18 @@ def test_what_was_saved_is_restored_and_the_older_ones_beyond_keep_are_gone(tmp_
     assert (restored.name, restored.passed_over, restored.world_size) == ("step-00000030", (), 1)
     assert restored.own is not None
     assert restored.own["rng"].tolist() == [30] * 4
+
+
+def test_a_save_takes_a_name_that_nobody_has(tmp_path: Path) -> None:
+    """Also where an earlier attempt has saved that step, and where somebody copies one there meanwhile."""
+    save_all(tmp_path, [10])
+    os.rename(tmp_path / "step-00000010", tmp_path / "step-00000010.2")
+    with manager(tmp_path, keep=9) as ours:
+        assert ours.save(10, state_of(10), blocking=True).result() == "step-00000010.3"
+        assert ours.save(20, state_of(20), blocking=True).result() == "step-00000020"
+        assert ours.save(20, state_of(20), blocking=True).result() == "step-00000020.2"
+        shutil.copytree(tmp_path / "step-00000020", tmp_path / "step-00000030")
+        assert ours.save(30, state_of(30), blocking=True).result() == "step-00000030.2"
 
 
 def test_a_training_job_comes_back_bit_for_bit(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def changed(figure: Figure, **fields: object) -> Published:
 
 @pytest.mark.parametrize("wrong", [{"ours": "1.31 ms"}, {"ours": "1314 us"}, {"peers": {"DCP": "1598 ms"}}])
 def test_a_figure_that_is_not_in_its_table_is_found(published: Published, wrong: dict[str, object]) -> None:
-    (save,) = [one for one in published.figure if one.rows == ("save/64x32MiB",)]
+    (save,) = [one for one in published.figure if one.rows == ("save/disk/64x32MiB",)]
     assert missing(changed(save), PAGES) == []
     assert len(missing(changed(save, **wrong), PAGES)) == 1
 

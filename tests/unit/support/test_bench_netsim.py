@@ -25,8 +25,8 @@ from fireflyer.collectives.planning.routing import default_plan
 
 
 def test_the_smallest_scale_has_a_result_of_each_case() -> None:
-    suite = run(Options("tiny", ("cluster", "random", "adaptive"), 1))
-    assert [(one.case, one.metric) for one in suite.results] == [
+    results = list(run(Options("tiny", ("cluster", "random", "adaptive"), 1)))
+    assert [(one.case, one.metric) for one in results] == [
         ("cluster/128-gpus/allreduce-and-reads", "time_s"),
         ("cluster/128-gpus/allreduce-and-reads", "peak_memory_bytes"),
         ("random/64-flows/to-the-end", "time_s"),
@@ -38,14 +38,14 @@ def test_the_smallest_scale_has_a_result_of_each_case() -> None:
 @pytest.mark.slow
 def test_predictions_stand_beside_those_of_the_cost_model() -> None:
     """On real ranks; what the errors are depends on the machine."""
-    suite = run(Options("tiny", ("prediction",), 1))
-    assert [(one.case, one.metric) for one in suite.results] == [
+    results = list(run(Options("tiny", ("prediction",), 1)))
+    assert [(one.case, one.metric) for one in results] == [
         ("prediction/allreduce/2x1", "median_error_share"),
         ("prediction/allreduce/2x1", "worst_error_share"),
         ("prediction/allreduce/all", "median_error_share"),
         ("prediction/allreduce/all", "worst_error_share"),
     ]
-    assert all(set(one.peers) == {"cost model of collectives"} for one in suite.results)
+    assert all(set(one.peers) == {"cost model of collectives"} for one in results)
 
 
 def test_a_calibration_finds_the_rates_that_measured_times_came_from() -> None:

@@ -10,8 +10,10 @@ from bench.collectives.targets import Target, all_met, best_of, judged
 from bench.report import (
     Bound,
     Figure,
+    Measuring,
     Options,
     Result,
+    measure,
     print_results,
     read_results,
     results_path,
@@ -118,3 +120,34 @@ def test_parts_that_are_measured_one_after_the_other_are_kept_together(tmp_path:
     assert read_results(path) == [writes, again]
     write_results(path, [reads])
     assert read_results(path) == [reads]
+
+
+def test_each_result_is_told_and_written_before_the_next_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def measuring() -> Measuring:
+        for number in range(2):
+            assert len(read_results(results_path("fs"))) == number
+            assert len(capsys.readouterr().err.splitlines()) == min(number, 1)
+            yield Result(
+                suite="fs", case=f"read/{number}", metric="time_s", better="lower", ours=OURS, peers=PEERS, bound=None,
+                target="", note="warm",
+            )  # fmt: skip
+        return ("a remark",)
+
+    suite = measure("fs", measuring(), Options())
+    assert [one.case for one in suite.results] == ["read/0", "read/1"]
+    assert suite.remarks == ("a remark",)
+    assert capsys.readouterr().err == (
+        "read/1: time 10.0 (9.00 to 12.0) ms; warm; gloo 55.0 ms, openmpi 40.0 ms, openmpi ring 30.0 ms, "
+        "openmpi han missing\n"
+    )
+
+
+def test_cases_of_checkpoints_can_be_limited_to_the_local_disk_or_to_3fs() -> None:
+    disk, cluster = "save/disk/64x32MiB", "save/3FS/64x32MiB"
+    for pattern, chosen in (("*/disk/64x32MiB", disk), ("3FS/", cluster), ("*/3FS/*", cluster)):
+        options = Options(only=(pattern,))
+        assert [case for case in (disk, cluster) if options.selects(case)] == [chosen]

@@ -45,7 +45,7 @@ class Failed(msgspec.Struct, frozen=True, tag="Failed"):
 
 
 class ShardWritten(msgspec.Struct, frozen=True, tag="ShardWritten"):
-    """The shard and its name are durable."""
+    """The shard and its name are durable; those of a rank that is alone will be when it commits."""
 
     record: ShardRecord
 
@@ -78,7 +78,7 @@ class Open(msgspec.Struct, frozen=True, tag="Open"):
 
 
 class WriteShard(msgspec.Struct, frozen=True, tag="WriteShard"):
-    """Write the snapshot into `directory`/`file` and make it durable. ShardWritten."""
+    """Write the snapshot into `directory`/`file` and make it durable, where other ranks are. ShardWritten."""
 
     directory: str
     file: str
@@ -99,11 +99,13 @@ class Await(msgspec.Struct, frozen=True, tag="Await"):
 
 
 class Commit(msgspec.Struct, frozen=True, tag="Commit"):
-    """Write the manifest and rename the directory to its final name, durably. Committed."""
+    """Write the manifest, make durable what is not, and rename the directory to its final name, durably. Committed."""
 
     directory: str
     step: int
     manifest: bytes
+    first: bool = False
+    """No checkpoint of this step or a later one can be there."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag="Finish"):

@@ -19,7 +19,8 @@ A record that is long (many tensors) is published in parts, `record/r/part/0` an
 how many there are; rank 0 awaits and forgets them one rank after the other.
 
 Why it is safe. A record is published when its shard and the shard's name are durable, and the manifest, written after
-the last record, is made durable before the rename: a directory that is called `step-…` is whole. It is made in the
+the last record, is made durable before the rename, with the shard of a rank that is alone: a directory that is called
+`step-…` is whole. It is made in the
 directory of this attempt's writer; its name carries the attempt, the sequence number and rank 0's random tag, and files
 in it are created and never opened again, so neither a writer of an older save nor one of another launch can reach into
 it. A newer attempt takes the writer's directory away, and with it what this one could commit or remove (`fence`). Older
@@ -93,6 +94,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[PlanRecord, ...] = ()
     writer: str = ""
     writer_directory: str = ""
+    newest_step: int | None = None
+    """The largest that a checkpoint in the directory can have, -1 where there is none; None: not known."""
 
 
 class Phase(enum.Enum):
@@ -242,7 +245,9 @@ class SaveMachine:
             data = encode_manifest(manifest)
         except (UsageError, DataCorruption) as error:
             return self._failed(Failed(error.code, error.message))
-        return self._enter(Phase.COMMITTING, Commit(self.directory, self.step, data))
+        newest = self.settings.newest_step
+        first = newest is not None and self.step > newest
+        return self._enter(Phase.COMMITTING, Commit(self.directory, self.step, data, first))
 
     def _forgotten(self) -> list[Effect]:
         return self._collect(self._whole.pop()) if self.phase is Phase.FORGETTING else self._tidy_next()

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 
-from fireflyer.base.errors import DataCorruption, FireflyerError, NotFound, UsageError
-from fireflyer.base.ports import Disk
+from fireflyer.base.errors import DataCorruption, Exists, FireflyerError, NotFound, UsageError
+from fireflyer.base.ports import Disk, DiskFile
 from fireflyer.checkpoint.core.fence import fenced, overtaken_by, parse_writer
 from fireflyer.checkpoint.core.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, Candidate, final_name, trash_name
 from fireflyer.checkpoint.engine.steps import Steps
 
 __all__ = [
+    "OpenFiles",
     "commit",
     "discard",
     "explain_failure",
@@ -43,13 +44,59 @@ def write_file(disk: Disk, path: str, content: bytes) -> Steps[None]:
     yield
 
 
-def commit(disk: Disk, root: str, directory: str, step: int, manifest: bytes) -> Steps[str]:
-    """Writes the manifest and gives the directory its final name, which is returned and durable."""
-    yield from write_file(disk, f"{root}/{directory}/{MANIFEST_FILE}", manifest)
+class OpenFiles:
+    """What the rank that commits keeps open from one effect of its save to the next, so that what can be done at once
+    is: the manifest is created with the shard, and where the rank is `alone` both are synced together. Without, each of
+    these is a round trip and a transaction of its own on 3FS."""
+
+    def __init__(self, *, alone: bool) -> None:
+        self.alone = alone
+        self.manifest: DiskFile | None = None
+        self.shard: DiskFile | None = None
+        """Written, and not synced."""
+
+    def all(self) -> list[DiskFile]:
+        return [file for file in (self.shard, self.manifest) if file is not None]
+
+    def close(self) -> None:
+        """Idempotent. What was not synced is not wanted any more."""
+        files, self.shard, self.manifest = self.all(), None, None
+        for file in files:
+            with contextlib.suppress(FireflyerError):
+                file.close()
+
+
+def commit(
+    disk: Disk,
+    root: str,
+    directory: str,
+    step: int,
+    manifest: bytes,
+    *,
+    first: bool = False,
+    files: OpenFiles | None = None,
+) -> Steps[str]:
+    """Writes the manifest and gives the directory its final name, which is returned and durable. `first`: no checkpoint
+    of this step, or of a later one, was there when this attempt began, nor has it committed one; so nobody has to look
+    which names are taken."""
+    if files is None or files.manifest is None:
+        yield from write_file(disk, f"{root}/{directory}/{MANIFEST_FILE}", manifest)
+    else:
+        with contextlib.closing(files):
+            files.manifest.pwrite(manifest, 0)
+            yield
+            disk.sync_files(files.all())
+        yield
     yield from sync_names(disk, f"{root}/{directory}")
     yield
-    name = final_name(step, disk.list(root))
-    disk.rename(f"{root}/{directory}", f"{root}/{name}")
+    name = final_name(step, [] if first else disk.list(root))
+    try:
+        disk.rename(f"{root}/{directory}", f"{root}/{name}")
+    except Exists:
+        if not first:
+            raise
+        name = final_name(step, disk.list(root))  # somebody has copied one there
+        disk.rename(f"{root}/{directory}", f"{root}/{name}")
     yield from sync_names(disk, root)
     return name
 
@@ -76,6 +123,8 @@ def discard(disk: Disk, root: str, name: str, writer_directory: str) -> Steps[No
 def remove_tree(disk: Disk, path: str) -> Steps[None]:
     """Of a symbolic link it removes the link: what somebody moved elsewhere and linked to is theirs."""
     with contextlib.suppress(NotFound):
+        if disk.remove_tree(path):
+            return
         with contextlib.suppress(UsageError):  # it is a directory
             disk.remove(path)
             return

@@ -14,9 +14,10 @@ from fireflyer.base.ports import Disk, DiskFile, Transfer
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.blocks import all_block_sizes, summed
 from fireflyer.checkpoint.core.manifest import ShardRecord, TensorRecord
+from fireflyer.checkpoint.core.names import MANIFEST_FILE
 from fireflyer.checkpoint.core.pieces import cut
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header, encode_entries
-from fireflyer.checkpoint.engine.directory import sync_names
+from fireflyer.checkpoint.engine.directory import OpenFiles, sync_names
 from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.native import crc32c_ranges
 
@@ -98,20 +99,34 @@ class RunningSums:
         self._at = end
 
 
-def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE_BYTES) -> Steps[ShardRecord]:
+def write_shard(
+    disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE_BYTES, files: OpenFiles | None = None
+) -> Steps[ShardRecord]:
     """Creates the shard file `path`; the file and its name are durable at the end. However it ends, nothing reads the
-    image any more. Raises what the disk raises, and what a device does that has failed to copy its tensors."""
-    file = disk.create(path, direct=True)
-    with contextlib.closing(file):
+    image any more. `files`: of the rank that commits; its manifest is created too, and where it is alone what is
+    written is durable only when it commits. Raises what the disk raises, and what a device does that has failed to copy
+    its tensors."""
+    directory = path.rpartition("/")[0]
+    if files is None:
+        file = disk.create(path, direct=True)
+    else:
+        file, files.manifest = disk.create_all((path, f"{directory}/{MANIFEST_FILE}"), direct=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(file.close)
         yield
-        file.allocate(len(share.image))
+        if len(share.image) > piece_bytes:  # a single write tells as much about space, and needs no extents
+            file.allocate(len(share.image))
         if share.copies is not None:
             yield
             share.copies.wait()
         record = yield from _write_image(file, path, share, piece_bytes)
         yield
+        if files is not None and files.alone:
+            files.shard = file
+            stack.pop_all()
+            return record
         file.fsync()
-    yield from sync_names(disk, path.rpartition("/")[0])
+    yield from sync_names(disk, directory)
     return record
 
 

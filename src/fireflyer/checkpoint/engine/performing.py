@@ -19,7 +19,7 @@ from fireflyer.checkpoint.core.effects import (
     ShardWritten,
     WriteShard,
 )
-from fireflyer.checkpoint.engine.directory import commit, discard, explain_failure
+from fireflyer.checkpoint.engine.directory import OpenFiles, commit, discard, explain_failure
 from fireflyer.checkpoint.engine.image import WRITE_BYTES, Share, write_shard
 from fireflyer.checkpoint.engine.steps import Steps
 
@@ -27,11 +27,18 @@ __all__ = ["perform"]
 
 
 def perform(
-    effect: Effect, disk: Disk, root: str, share: Share | None, *, piece_bytes: int = WRITE_BYTES
+    effect: Effect,
+    disk: Disk,
+    root: str,
+    share: Share | None,
+    *,
+    piece_bytes: int = WRITE_BYTES,
+    files: OpenFiles | None = None,
 ) -> Steps[Event]:
-    """Performs an effect that concerns the disk. Whatever goes wrong becomes a `Failed` event."""
+    """Performs an effect that concerns the disk. Whatever goes wrong becomes a `Failed` event. `files`: of the rank
+    that commits, the same for all effects of its save; to be closed at its end."""
     try:
-        return (yield from _perform(effect, disk, root, share, piece_bytes))
+        return (yield from _perform(effect, disk, root, share, piece_bytes, files))
     except Exception as error:
         return Failed(*error_to_wire(explain_failure(disk, root, _writer_directory(effect), error)))
 
@@ -45,17 +52,19 @@ def _writer_directory(effect: Effect) -> str:
     return ""
 
 
-def _perform(effect: Effect, disk: Disk, root: str, share: Share | None, piece_bytes: int) -> Steps[Event]:
+def _perform(
+    effect: Effect, disk: Disk, root: str, share: Share | None, piece_bytes: int, files: OpenFiles | None
+) -> Steps[Event]:
     match effect:
         case Open(directory):
             _expect_space(disk, root, share)
             disk.mkdir(f"{root}/{directory}")
             return Done()
         case WriteShard(directory, file) if share is not None:
-            record = yield from write_shard(disk, f"{root}/{directory}/{file}", share, piece_bytes=piece_bytes)
-            return ShardWritten(record)
-        case Commit(directory, step, manifest):
-            return Committed((yield from commit(disk, root, directory, step, manifest)))
+            path = f"{root}/{directory}/{file}"
+            return ShardWritten((yield from write_shard(disk, path, share, piece_bytes=piece_bytes, files=files)))
+        case Commit(directory, step, manifest, first):
+            return Committed((yield from commit(disk, root, directory, step, manifest, first=first, files=files)))
         case Listing():
             return Listed(tuple(disk.list(root)))
         case Discard(name, writer_directory):

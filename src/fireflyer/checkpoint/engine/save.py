@@ -27,6 +27,7 @@ from fireflyer.checkpoint.core.effects import (
     TakeSnapshot,
 )
 from fireflyer.checkpoint.core.manager import SaveMachine
+from fireflyer.checkpoint.engine.directory import OpenFiles
 from fireflyer.checkpoint.engine.image import ImageCopies, Share
 from fireflyer.checkpoint.engine.performing import perform
 from fireflyer.checkpoint.engine.steps import GIVEN_UP, run_steps
@@ -142,6 +143,8 @@ class BackgroundSave:
         self.ended_ns = start_ns
         """When it had tidied up."""
         self._share: Share | None = None
+        leads, alone = machine.settings.rank == 0, machine.settings.world_size == 1
+        self._files = OpenFiles(alone=alone) if leads else None
         self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{machine.step}", daemon=True)
 
@@ -156,6 +159,10 @@ class BackgroundSave:
     @property
     def sequence(self) -> int:
         return self._machine.sequence
+
+    @property
+    def step(self) -> int:
+        return self._machine.step
 
     @property
     def ended(self) -> bool:
@@ -188,6 +195,8 @@ class BackgroundSave:
             self._finish(Finish(None, 0, Failed(*error_to_wire(error))))
         finally:
             self._end_copies()
+            if self._files is not None:
+                self._files.close()
             self.ended_ns = self._clock.now_ns()
         for text in self._machine.notes:
             _log.warning("checkpoint step=%d note=%s", self._machine.step, text)
@@ -215,7 +224,8 @@ class BackgroundSave:
                 case TakeSnapshot():
                     self._take_share()
                     return Done()
-            return run_steps(perform(effect, self._disk, self._root, self._share), self._given_up.is_set)
+            steps = perform(effect, self._disk, self._root, self._share, files=self._files)
+            return run_steps(steps, self._given_up.is_set)
         except Exception as error:
             return Failed(*error_to_wire(error))
 

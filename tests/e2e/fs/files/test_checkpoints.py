@@ -28,6 +28,8 @@ from fireflyer.checkpoint.engine.loading import load
 from fireflyer.fs.client.files.disk import FileSystemFile
 from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.files.open_inode import BegunRead
+from fireflyer.fs.client.meta import MetaClient
+from fireflyer.fs.schema.meta import Close, Request
 
 pytestmark = pytest.mark.processes
 
@@ -65,6 +67,28 @@ def test_what_was_saved_is_listed_verified_and_restored_and_older_ones_are_remov
     assert [(info.step, info.problem) for info in verify(url)] == [(30, None), (20, None)]
     assert stored_job_plan(url) == {"model": "small"}
     assert same(newest(url, disk=None), 30)
+
+
+def test_a_small_save_waits_for_five_answers_of_the_meta_service(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a round trip, and but for the first a transaction on the disk: they are most of what it takes."""
+    asked: list[str] = []
+    call = MetaClient.call_in_session
+
+    async def counted(self: MetaClient, request: Request, **options: Any) -> Any:
+        if not isinstance(request, Close):  # ended lazily: nobody waits
+            asked.append(type(request).__name__)
+        return await call(self, request, **options)
+
+    with manager(url, disk=None, keep=1) as ours:
+        ours.save(1, state_of(1), blocking=True).result()
+        monkeypatch.setattr(MetaClient, "call_in_session", counted)
+        ours.save(2, state_of(2)).result()
+        committed = asked.index("Rename") + 1
+        ours.wait()
+    waited = ["GetSpace", "MakeDirectory", "Open", "Open", "Report", "Report", "Rename"]
+    assert asked[:committed] == waited, "both files are opened together, and reported together"
+    removed = ["Stat", "ListDirectory", "Stat", "ListDirectory", "Rename", "RemoveTree"]
+    assert [one for one in asked[committed:] if one != "ClientHeartbeat"] == removed
 
 
 def test_ranks_commit_a_checkpoint_together_and_restore_with_another_number(url: str) -> None:

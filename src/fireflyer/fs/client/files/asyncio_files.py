@@ -216,7 +216,11 @@ class Files:
 
     async def statvfs(self, path: Path = "/") -> Statvfs:
         inode = await self._found(Stat(_place(path)), path)
-        space = _as(Space, await self._call(GetSpace(inode.id), path))
+        return await self.statvfs_inode(inode.id, path=path)
+
+    async def statvfs_inode(self, inode: int, *, path: Path | None = None) -> Statvfs:
+        """As `statvfs`, of what has this number. ESTALE when it is gone."""
+        space = _as(Space, await self._call(GetSpace(inode), path))
         free = space.free_bytes // _BLOCK
         files = space.inodes + space.free_inodes
         return Statvfs(

@@ -11,14 +11,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final
 
-from fireflyer.base.errors import Exists, FireflyerError, PermanentError, UsageError, error_from_wire
+from fireflyer.base.errors import (
+    Exists,
+    FireflyerError,
+    InvariantViolation,
+    PermanentError,
+    UsageError,
+    error_from_wire,
+)
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.ports import Data, Disk, DiskFile, Transfer
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.client.chunks import Options
+from fireflyer.fs.client.files.attributes import Statvfs
 from fireflyer.fs.client.files.file_objects import OpenFile
 from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.files.open_file import File
@@ -148,6 +156,16 @@ class FileSystemFile(DiskFile):
         with self._writing("fsync"):
             self._file.fsync()
 
+    def begin_fsync(self) -> Coroutine[Any, Any, None]:
+        """For who runs it beside others, and then says how it ended: `fsynced`."""
+        self._check(0)
+        return self._file.file.fsync()
+
+    def fsynced(self, error: BaseException | None) -> None:
+        with self._writing("fsync"):
+            if error is not None:
+                raise error
+
     def close(self) -> None:
         reads, self._reads = self._reads, {}
         if reads:
@@ -176,6 +194,17 @@ class FileSystemFile(DiskFile):
             raise PermanentError(f"{self._shown}: an earlier write failed; write a new file instead")
 
 
+def _check_path(path: str) -> None:
+    if not path.startswith("/") or "\0" in path:
+        raise UsageError(f"path {path!r} is not an absolute POSIX path")
+
+
+async def _close_all(files: Sequence[File]) -> None:
+    for file in files:
+        with contextlib.suppress(FireflyerError):
+            await file.close()
+
+
 async def _close(file: File) -> None:
     """After an fsync nothing is left to be told: the service ends it with whatever is asked next, and nobody waits."""
     if not file.close_lazily():
@@ -195,6 +224,8 @@ class FileSystemDisk(Disk):
 
     def __init__(self, files: FileSystem, prefix: str = "ff://") -> None:
         self._files, self._prefix = files, prefix
+        self._measured = ("", 0)
+        """The directory whose free space was asked for last, and its inode."""
 
     def _shown(self, path: str) -> str:
         return f"{self._prefix}{path}"
@@ -202,14 +233,41 @@ class FileSystemDisk(Disk):
     @contextlib.contextmanager
     def _of(self, verb: str, *paths: str) -> Iterator[None]:
         for path in paths:
-            if not path.startswith("/") or "\0" in path:
-                raise UsageError(f"path {path!r} is not an absolute POSIX path")
+            _check_path(path)
         with _translated(f"{verb} {' to '.join(map(self._shown, paths))}"):
             yield
 
     def create(self, path: str, *, direct: bool = False) -> FileSystemFile:  # noqa: ARG002 - no page cache here
         with self._of("create", path):
             return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def create_all(self, paths: Sequence[str], *, direct: bool = False) -> list[DiskFile]:  # noqa: ARG002
+        for path in paths:
+            _check_path(path)
+        made: list[File | None] = [None] * len(paths)
+
+        async def make(at: int) -> None:
+            made[at] = await self._files.files.open(paths[at], os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+
+        ends = self._files.run(self._together([make(at) for at in range(len(paths))]))
+        for at, end in enumerate(ends):
+            if end is not None:
+                self._files.run(_close_all([file for file in made if file is not None]))
+                with _translated(f"create {self._shown(paths[at])}"):
+                    raise end
+        files = [self._files.opened(file) for file in made if file is not None]
+        return [FileSystemFile(self._files, file, self._shown(path)) for path, file in zip(paths, files, strict=True)]
+
+    def sync_files(self, files: Sequence[DiskFile]) -> None:
+        ours = [file for file in files if isinstance(file, FileSystemFile)]
+        if len(ours) < len(files):
+            raise InvariantViolation("a file of another disk")
+        ends = self._files.run(self._together([file.begin_fsync() for file in ours]))
+        for file, end in zip(ours, ends, strict=True):
+            file.fsynced(end)
+
+    async def _together(self, work: Sequence[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+        return await self._files.files.open_files.port.together(work)
 
     def open(self, path: str, *, direct: bool = False) -> FileSystemFile:  # noqa: ARG002
         with self._of("open", path):
@@ -243,6 +301,14 @@ class FileSystemDisk(Disk):
         with self._of("rmdir", path):
             self._files.rmdir(path)
 
+    def remove_tree(self, path: str) -> bool:
+        with self._of("remove", path):
+            try:
+                self._files.rmtree(path)
+            except NotADirectoryError:
+                return False
+            return True
+
     def list(self, path: str) -> list[str]:
         with self._of("list", path):
             return sorted(self._files.listdir(path))
@@ -264,7 +330,18 @@ class FileSystemDisk(Disk):
                 raise translate_os_error(OSError(errno.ENOTDIR, ""), f"sync directory {self._shown(path)}")
 
     def free_bytes(self, path: str) -> int:
-        """Of the cluster, divided by its replicas, or what the quota of the directory leaves."""
+        """Of the cluster, divided by its replicas, or what the quota of the directory leaves. Its inode is looked up
+        once, and again when that is gone."""
         with self._of("statvfs", path):
-            status = self._files.statvfs(path)
+            status = self._status(path)
             return status.f_bavail * status.f_frsize if status.f_blocks else _UNKNOWN_BYTES
+
+    def _status(self, path: str) -> Statvfs:
+        if path == self._measured[0]:
+            try:
+                return self._files.statvfs_inode(self._measured[1])
+            except FileError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+        self._measured = path, self._files.stat(path).st_ino
+        return self._files.statvfs_inode(self._measured[1])

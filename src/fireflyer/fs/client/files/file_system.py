@@ -96,6 +96,10 @@ class FileSystem:
     def statvfs(self, path: Path = "/") -> Statvfs:
         return self.run(self.files.statvfs(path))
 
+    def statvfs_inode(self, inode: int) -> Statvfs:
+        """As `statvfs`, of what has this number. ESTALE when it is gone."""
+        return self.run(self.files.statvfs_inode(inode))
+
     def _each(self, of: Any) -> Iterator[Any]:
         while True:
             try:
@@ -198,7 +202,11 @@ class FileSystem:
         self, path: Path, mode: str | int = "rb", permissions: int = 0o666, *, follow: bool = True
     ) -> OpenFile:
         """Without a position. `mode`: as of `open`, or flags of `os`."""
-        return OpenFile(self._engine, self.run(self.files.open(path, mode, permissions, follow=follow)))
+        return self.opened(self.run(self.files.open(path, mode, permissions, follow=follow)))
+
+    def opened(self, file: File) -> OpenFile:
+        """For threads, what a coroutine of `files` has opened."""
+        return OpenFile(self._engine, file)
 
     def open_inode(self, inode: int, mode: str | int = "rb") -> OpenFile:
         """What has this number, whatever its names: for descriptors of a mount."""
