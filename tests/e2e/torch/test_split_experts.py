@@ -68,6 +68,22 @@ def test_two_runs_have_equal_bits(count: int) -> None:
         assert first == second
 
 
+def test_a_step_with_a_codec_of_the_plan_is_near_that_of_one_process_in_fp64() -> None:
+    """Twice the error of the codec for Gaussian values, at the most; in FP32 no more than rounding."""
+    errors = {
+        "fp32": 1e-6, "bf16": 0.0017, "logfmt10": 0.0035, "e5m6": 0.0041, "logfmt8": 0.014, "fp8": 0.026,
+        "fp8_ue8m0": 0.027,
+    }  # fmt: skip
+    for ended in run_torch_ranks(MODULE, (0, 0), job="codecs"):
+        assert ended.code == 0, ended.errors[-3000:]
+        assert ended.result.keys() == errors.keys()
+        for form, error in errors.items():
+            print(form, ended.result[form])
+            assert ended.result[form]["gradients"] <= 2 * error, form
+            assert ended.result[form]["loss"] <= error, form
+            assert form == "fp32" or ended.result[form]["gradients"] >= error / 20, "it is used"
+
+
 def test_a_checkpoint_is_restored_by_expert_groups_of_another_size(tmp_path: Path) -> None:
     def run(count: int, **params: Any) -> list[dict[str, Any]]:
         ended = run_torch_ranks(MODULE, (0,) * count, job="checkpoint", directory=str(tmp_path / "state"), **params)
