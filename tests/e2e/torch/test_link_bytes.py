@@ -53,6 +53,8 @@ OF_TWO: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "ep2, codecs": (SMALL, {"replicate": 2, "expert": 2, "precision": CODECS}),
 }
 OF_FOUR: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "fsdp2xtp2": (GPT, {**FSDP, "tensor": 2}),
+    "fsdp2xtp2, zero 1": (GPT, {"shard": 2, "zero": 1, "tensor": 2}),
     "fsdp4": (GPT, {"shard": 4, "zero": 3}),
     "hsdp2x2": (GPT, {"replicate": 2, **FSDP}),
     "pp4": (GPT, {"pipeline": 4}),
@@ -62,7 +64,6 @@ OF_FOUR: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "tp2xdp2": (GPT, {"tensor": 2, "replicate": 2}),
     "ep2xdp2": (DEEPSEEK, {"replicate": 4, "expert": 2}),
     "ep2xpp2": (DEEPSEEK, {"pipeline": 2, "replicate": 2, "expert": 2}),
-    "fsdp2xtp2": (GPT, {**FSDP, "tensor": 2}),
 }
 GRANULE_BYTES: Final = 4096
 """To which the executor of a pipeline rounds messages from the second step on."""

@@ -25,7 +25,10 @@ from fireflyer.codesign.parallel import ParallelPlan, Precision
 from fireflyer.codesign.parallel.plan import WireFormat
 from fireflyer.recipes.deepseek import DeepseekModel, recorded_routing, replayed_routing
 from fireflyer.recipes.deepseek.config import PRESETS
+from fireflyer.recipes.trainer.stored import StoredModel
 from fireflyer.training.experts import NotSplit, SplitExperts, own_experts, shard_experts
+from fireflyer.training.experts.layers import layers_of
+from fireflyer.training.experts.renumbering import renumber_experts
 from fireflyer.training.mesh import PlanMesh
 
 LIMIT: Final = timedelta(seconds=60)
@@ -223,11 +226,57 @@ def coded(form: WireFormat) -> dict[str, float]:
         exact, found = own_part(split, name, parameter.grad), model.get_parameter(name).grad
         assert found is not None
         squares += torch.stack([(found.double() - exact).square().sum(), exact.square().sum()])
+    wanted = wanted.detach()
     return {"loss": float((loss - wanted).abs() / wanted), "gradients": float((squares[0] / squares[1]).sqrt())}
 
 
+def renumbered() -> dict[str, Any]:
+    """Steps before and after experts were put in the reverse order, half of them on the other rank, beside one process
+    that leaves them: the largest difference of a loss over itself, and of a tensor over its norm."""
+    mesh = mesh_of(2)
+    model, split = split_model(mesh, torch.float64)
+    reference = DeepseekModel(CONFIG).double()
+    stored = StoredModel([{"": model}], [one for _, one in split.expert_parameters()], mesh)
+    optimizer, other = sgd(stored), sgd(reference)
+    order, losses, biases = list(reversed(range(EXPERTS))), [], []
+    with split:
+        for step in range(2 * STEPS):
+            tokens, targets = batch_of(step)
+            if step == STEPS:
+                for name, _ in layers_of(model):
+                    renumber_experts(stored.get_submodule(name), order, optimizer, mesh.group("expert"))
+            wanted = reference(tokens, targets) / (BATCH * LENGTH)
+            wanted.backward()
+            loss = torch.zeros((), dtype=torch.float64)
+            for part, targets_of_part in zip(pieces(tokens), pieces(targets), strict=True):
+                share = model(part, targets_of_part) / (BATCH * LENGTH)
+                share.backward()
+                loss += share.detach()
+            dist.all_reduce(loss)
+            losses.append(float((loss - wanted.detach()).abs() / wanted.detach()))
+            split.add_gradients()
+            stored.take_gradients()
+            model.move_biases(split.expert_counts())
+            reference.move_biases()
+            for one in (optimizer, other):
+                one.step()
+                one.zero_grad()
+            stored.drop_gradients()
+    own = own_experts(mesh, EXPERTS)
+    names, worst = dict(split.expert_parameters()), 0.0
+    for name, parameter in reference.named_parameters():
+        exact = parameter.detach()
+        if name in names or name.endswith("gate.weight"):
+            exact = exact[order]
+            exact = exact[own.start : own.stop] if name in names else exact
+        worst = max(worst, float((model.get_parameter(name).detach() - exact).norm() / exact.norm()))
+    for (_, mine), (_, theirs) in zip(model.gates(), reference.gates(), strict=True):
+        biases.append(torch.equal(mine.e_score_correction_bias, theirs.e_score_correction_bias[order]))
+    return {"losses": losses, "parameter": worst, "biases": all(biases)}
+
+
 def codecs(_: dict[str, Any]) -> dict[str, Any]:
-    return {form: coded(form) for form in get_args(WireFormat)}
+    return {"renumbered": renumbered(), "codecs": {form: coded(form) for form in get_args(WireFormat)}}
 
 
 def checkpoint(params: dict[str, Any]) -> dict[str, Any]:

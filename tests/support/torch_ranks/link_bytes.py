@@ -106,14 +106,13 @@ def measure(recipe: Recipe) -> dict[str, Any]:
             if own is not None and (plan.zero or axis == "tensor"):  # each parameter is divided there
                 own.subtract(allreduce=norms)
                 own["norms"] += norms
-        balance = internals._balance
+        balance = internals.balance
         everybody = sent.bytes[id(communicator_beside(dist.group.WORLD))]
         tokens = 8 * len(balance._gates) * balance._experts
         everybody.subtract(allreduce=tokens)
         everybody["counts"] += tokens
         return {
             "sent": {axis: dict(sent.bytes[comm]) for comm, axis in found.items()},
-            "elsewhere": [dict(kinds) for comm, kinds in sent.bytes.items() if comm not in found],
             "routing": [[one.tolist() for one in calls] for calls in routing.values()],
             "dispatched": _dispatched(split) - dispatched,
         }

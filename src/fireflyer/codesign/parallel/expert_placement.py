@@ -104,8 +104,8 @@ def imbalance(loads: Sequence[float], ranks: int) -> float:
 
 def place_experts(loads: Sequence[float], experts: Experts, ranks: int, nodes: int = 1) -> ExpertOrder:
     """The numbering with which `ranks` on `nodes`, equally many on each, have about equal loads, and then the nodes.
-    Experts stay as they are where that is no better. Raises `UsageError` for loads that are not those of `experts`, and for experts that do not divide
-    over the ranks, or ranks over the nodes."""
+    Experts stay as they are where that is no better. Raises `UsageError` for loads that are not those of `experts`, and
+    for experts that do not divide over the ranks, or ranks over the nodes."""
     if len(loads) != experts.routed:
         raise UsageError(f"{len(loads)} loads for {experts.routed} experts; give one for each")
     if ranks < 1 or nodes < 1 or experts.routed % ranks or ranks % nodes:
@@ -147,8 +147,8 @@ def _within_groups(loads: Sequence[float], experts: Experts, ranks: int, nodes: 
 
 
 def plan_replicas(loads: Sequence[float], redundant: int, ranks: int) -> ReplicaPlan:
-    """`redundant` copies, each of the expert whose copies have most tokens then, over `ranks`. Raises `UsageError` where
-    experts, or experts with copies, do not divide over the ranks."""
+    """`redundant` copies, each of the expert whose copies have most tokens then, over `ranks`. Raises `UsageError`
+    where experts, or experts with copies, do not divide over the ranks."""
     if redundant < 0:
         raise UsageError(f"{redundant} redundant experts; use 0 or more")
     copies = [1] * len(loads)

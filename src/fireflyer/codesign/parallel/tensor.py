@@ -2,7 +2,8 @@
 
 In a layer, attention and feed-forward each have an allgather before them and a reduce-scatter behind, and backward the
 reverse. The embedding adds its parts by a reduce-scatter, the head gathers its input, and each has the other collective
-in backward. Logits are gathered for the loss, which each rank computes. Gradients of norms are added once in a step.
+in backward. Logits are gathered for the loss, which each rank computes. Gradients of norms are added once in a step,
+with ZeRO 2 and 3 in each micro-batch.
 
 What backward computes again repeats collectives: `operators` the allgathers; `blocks` all of a layer's forward but its
 last reduce-scatter, whose result backward does not need; `full` all of the stage's, but that last one unless the head
@@ -66,6 +67,7 @@ def tensor_collectives(plan: ParallelPlan, shape: ModelShape, stage: int) -> Ten
     hidden, logits = (share * passes * plan.micro_batch_tokens * width for width in (shape.hidden, shape.vocabulary))
     stream, product = plan.precision.stream_bytes, plan.precision.product_bytes
     norms = sum(one.vector for one in held) * FORMAT_BYTES[plan.precision.gradients]
+    norms *= plan.micro_batches if plan.zero >= 2 else 1  # FSDP adds them as it reduces
     return TensorCollectives(
         allgathers=(gathered + products_gathered + heads) * passes,
         reduce_scatters=(scattered + products_scattered) * passes,

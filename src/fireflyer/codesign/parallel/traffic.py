@@ -169,8 +169,8 @@ def _data(
 
 
 def kept_gathered(plan: ParallelPlan, shape: ModelShape) -> float:
-    """Parameters on a rank outside of layers, where one stage has all of the model: embedding, last norm and head, which
-    FSDP keeps from forward to backward."""
+    """Parameters on a rank outside of layers, where one stage has all of the model: embedding, last norm and head.
+    FSDP keeps them from forward to backward."""
     if plan.pipeline > 1:
         return 0.0
     count = count_parameters(shape)

@@ -41,7 +41,7 @@ class Pipelined(ArrangementBase):
         schedule = build_schedule(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks)
         part = cut(built.module, shape, plan, schedule.placement, rank, self._products)
         self.layers = nn.ModuleList(part.stages.values())
-        self._balance.keep(self.layers.modules())
+        self.balance.keep(self.layers.modules())
         self._split: SplitExperts | None = None
         if plan.expert > 1:
             split = shard_experts(self.layers, mesh, max_tokens=dispatched_tokens)

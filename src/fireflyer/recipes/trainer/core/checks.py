@@ -117,6 +117,8 @@ def _combinations(recipe: Recipe) -> Iterator[str]:
         yield "[guard] compares replicas, and replicate is 1; use period_steps = 0"
     if recipe.guard.period_steps and plan.expert > 1:
         yield f"[guard] compares replicas, and with expert = {plan.expert} they differ; use period_steps = 0"
+    if recipe.experts.placement == "measured" and plan.expert == 1:
+        yield "[experts] placement = 'measured' with expert = 1: all experts are on one rank; use placement = 'fixed'"
     rewinds = "rewind" in (policy.on_spike, policy.on_not_finite)
     if rewinds and checkpoint.period is None and (checkpoint.period_steps or 0) >= optimizer.steps:
         yield (
