@@ -18,7 +18,7 @@ from fireflyer.base.units import MIB
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.parallel import NodeModel, ParallelPlan
 from fireflyer.codesign.parallel.step import optimizer_seconds, pass_seconds
-from fireflyer.codesign.parallel.traffic import Link, Traffic, link_rate, stage_traffic
+from fireflyer.codesign.parallel.traffic import Link, Traffic, link_rate, stage_message_bytes, stage_traffic
 from fireflyer.codesign.schedule import Costs, MessageBytes, Program, build_schedule, compile_schedule
 from fireflyer.collectives import make_plan, traffic
 from fireflyer.collectives.planning.plan import DEFAULT_CHUNK_BYTES
@@ -178,7 +178,7 @@ def _costs(job: _Job, program: Program) -> tuple[Costs, MessageBytes]:
         weights_s=passes.weight,
         pair_ratio=passes.pair_ratio,
     )
-    sent = round(plan.micro_batch_tokens / plan.tensor * job.shape.hidden * 2)
+    sent = round(stage_message_bytes(plan, job.shape))
     sizes = (sent,) * (program.schedule.placement.stages - 1)
     return costs, MessageBytes(sizes, sizes)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from tests.support.how_to import Shell
 
-from fireflyer.collectives.tokens.twins import FORMATS
+from fireflyer.base.token_formats import TILE_BYTES
 from fireflyer.training.experts import shard_experts
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/experts.md").read_text()
 
 
 def test_every_argument_and_every_format_is_named() -> None:
-    for name in (*inspect.signature(shard_experts).parameters, *FORMATS):
+    for name in (*inspect.signature(shard_experts).parameters, *TILE_BYTES):
         assert f"`{name}`" in TEXT, name
 
 

@@ -1,5 +1,5 @@
 """Parameters, gradients and optimizer states that a plan counts for each rank are those that the trainer's ranks hold,
-to the byte. ZeRO 1 and 2 are not here: FSDP has whole parameters in buffers of its own, beside the shards."""
+to the byte."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from fireflyer.recipes.trainer.models import shape_of
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 GPT: Final = {"kind": "gpt", "vocabulary": 96, "layers": 4, "heads": 4, "width": 32}
+BF16: Final = {"parameters": "bf16", "compute": "bf16"}
 DEEPSEEK: Final = {"kind": "deepseek", "preset": "tiny", "vocabulary": 96}
 OF_TWO: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "dp2": (GPT, {"replicate": 2}),
     "fsdp2": (GPT, {"shard": 2, "zero": 3}),
+    "fsdp2, zero 1": (GPT, {"shard": 2, "zero": 1}),
+    "fsdp2, zero 1, one micro-batch": (GPT, {"shard": 2, "zero": 1, "batch_sequences": 4}),
+    "fsdp2, zero 2": (GPT, {"shard": 2, "zero": 2}),
+    "fsdp2, zero 1 in bf16": (GPT, {"shard": 2, "zero": 1, "precision": BF16}),
     "pp2": (GPT, {"pipeline": 2}),
     "pp2, zbv": (GPT, {"pipeline": 2, "schedule": "zbv"}),
     "pp2, dualpipe": (GPT, {"pipeline": 2, "schedule": "dualpipe"}),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.property.collectives.test_kernels_match_twins import instruction_set
 
 from fireflyer import native
+from fireflyer.base.token_formats import TILE, TILE_BYTES, token_row_bytes
 from fireflyer.collectives.tokens import twins
 
 Words = npt.NDArray[np.uint16]
@@ -22,7 +23,7 @@ def tiles_of_every_kind(seed: int, tiles: int) -> Words:
     rng = np.random.default_rng(seed)
     low = rng.integers(0, NON_FINITE, (tiles, 1))
     high = rng.integers(low, NON_FINITE, (tiles, 1)) + 1
-    values = rng.integers(low, high, (tiles, twins.TILE)) | (rng.integers(0, 2, (tiles, twins.TILE)) << 15)
+    values = rng.integers(low, high, (tiles, TILE)) | (rng.integers(0, 2, (tiles, TILE)) << 15)
     for special, share in (
         (0, 0.3),
         (0x8000, 0.1),
@@ -45,7 +46,7 @@ def instruction_sets() -> Iterator[str]:
 
 def assert_equal_to_the_twin(values: Words, codec: str) -> None:
     width = values.shape[1]
-    expected = np.empty((len(values), twins.token_row_bytes(width, codec)), np.uint8)
+    expected = np.empty((len(values), token_row_bytes(width, codec)), np.uint8)
     twins.encode_token_rows(expected, values, width, codec)
     for isa in instruction_sets():
         payload = np.empty_like(expected)
@@ -64,31 +65,31 @@ def assert_decodes_as_the_twin(payload: npt.NDArray[np.uint8], width: int, codec
             assert np.array_equal(decoded, expected), (isa, dtype)
 
 
-@pytest.mark.parametrize("codec", twins.FORMATS)
+@pytest.mark.parametrize("codec", TILE_BYTES)
 def test_every_bf16_pattern_is_coded_as_the_twin_says(codec: str) -> None:
     patterns = np.arange(1 << 16, dtype=np.uint16)
-    assert_equal_to_the_twin(patterns.reshape(-1, twins.TILE), codec)
+    assert_equal_to_the_twin(patterns.reshape(-1, TILE), codec)
     # ... each beside a one, and among its equals
     some = patterns[::7]
-    pairs = np.full((some.size, twins.TILE), 0x3F80, np.uint16)
+    pairs = np.full((some.size, TILE), 0x3F80, np.uint16)
     pairs[:, ::2] = some[:, None]
     assert_equal_to_the_twin(pairs, codec)
 
 
 @given(
-    codec=st.sampled_from(list(twins.FORMATS)),
+    codec=st.sampled_from(list(TILE_BYTES)),
     rows=st.integers(0, 9),
     tiles=st.integers(1, 5),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_tiles_of_every_kind_are_coded_as_the_twin_says(codec: str, rows: int, tiles: int, seed: int) -> None:
-    assert_equal_to_the_twin(tiles_of_every_kind(seed, rows * tiles).reshape(rows, tiles * twins.TILE), codec)
+    assert_equal_to_the_twin(tiles_of_every_kind(seed, rows * tiles).reshape(rows, tiles * TILE), codec)
 
 
-@given(codec=st.sampled_from(list(twins.FORMATS)), tiles=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+@given(codec=st.sampled_from(list(TILE_BYTES)), tiles=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
 def test_bytes_that_no_encoder_wrote_are_decoded_as_the_twin_says(codec: str, tiles: int, seed: int) -> None:
-    width = tiles * twins.TILE
+    width = tiles * TILE
     rng = np.random.default_rng(seed)
-    payload = rng.integers(0, 256, (4, twins.token_row_bytes(width, codec)), dtype=np.uint8)
+    payload = rng.integers(0, 256, (4, token_row_bytes(width, codec)), dtype=np.uint8)
     payload[1][rng.random(payload.shape[1]) < 0.7] = rng.choice([0, 0x7F, 0x80, 0xFF])
     assert_decodes_as_the_twin(payload, width, codec)

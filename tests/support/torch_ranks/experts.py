@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,14 @@ from torch import Tensor, nn
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.checkpoint import dcp
-from fireflyer.codesign.parallel import ParallelPlan
+from fireflyer.codesign.parallel import ParallelPlan, Precision
+from fireflyer.codesign.parallel.plan import WireFormat
 from fireflyer.recipes.deepseek import DeepseekModel, recorded_routing, replayed_routing
 from fireflyer.recipes.deepseek.config import PRESETS
+from fireflyer.recipes.trainer.stored import StoredModel
 from fireflyer.training.experts import NotSplit, SplitExperts, own_experts, shard_experts
+from fireflyer.training.experts.layers import layers_of
+from fireflyer.training.experts.renumbering import renumber_experts
 from fireflyer.training.mesh import PlanMesh
 
 LIMIT: Final = timedelta(seconds=60)
@@ -190,6 +194,91 @@ def beside_one_process(params: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def coded(form: WireFormat) -> dict[str, float]:
+    """Of a step in fp32 whose rows travel in this format of the plan, there and back, forward and backward: the
+    differences from one process in fp64, over its norm, of the loss and of all gradients together."""
+    config, ranks = PRESETS["small"], dist.get_world_size()
+    plan = ParallelPlan(
+        sequence_tokens=LENGTH, batch_sequences=BATCH, shard=ranks, expert=ranks, micro_batch=BATCH // ranks // PARTS,
+        precision=Precision(parameters="fp32", compute="fp32", dispatch=form, combine=form),
+    )  # fmt: skip
+    mesh = PlanMesh(plan, node=0)
+    experts = config.shape.experts
+    assert experts is not None
+    model = DeepseekModel(config, experts=own_experts(mesh, experts.routed), dispatcher=NotSplit())
+    reference = DeepseekModel(config).double()
+    tokens, targets = batch_of(0)
+    with recorded_routing(reference) as routing:
+        wanted = reference(tokens, targets) / (BATCH * LENGTH)
+        wanted.backward()
+    own = {name: [piece for one in calls for piece in routed(one)] for name, calls in routing.items()}
+    loss = torch.zeros((), dtype=torch.float64)
+    with shard_experts(model, mesh, max_tokens=LENGTH * BATCH) as split, replayed_routing(model, own):
+        for part, targets_of_part in zip(pieces(tokens), pieces(targets), strict=True):
+            share = model(part, targets_of_part) / (BATCH * LENGTH)
+            share.backward()
+            loss += share.detach().double()
+        split.add_gradients()
+    dist.all_reduce(loss)
+    squares = torch.zeros(2, dtype=torch.float64)
+    for name, parameter in reference.named_parameters():
+        assert parameter.grad is not None
+        exact, found = own_part(split, name, parameter.grad), model.get_parameter(name).grad
+        assert found is not None
+        squares += torch.stack([(found.double() - exact).square().sum(), exact.square().sum()])
+    wanted = wanted.detach()
+    return {"loss": float((loss - wanted).abs() / wanted), "gradients": float((squares[0] / squares[1]).sqrt())}
+
+
+def renumbered() -> dict[str, Any]:
+    """Steps before and after experts were put in the reverse order, half of them on the other rank, beside one process
+    that leaves them: the largest difference of a loss over itself, and of a tensor over its norm."""
+    mesh = mesh_of(2)
+    model, split = split_model(mesh, torch.float64)
+    reference = DeepseekModel(CONFIG).double()
+    stored = StoredModel([{"": model}], [one for _, one in split.expert_parameters()], mesh)
+    optimizer, other = sgd(stored), sgd(reference)
+    order, losses, biases = list(reversed(range(EXPERTS))), [], []
+    with split:
+        for step in range(2 * STEPS):
+            tokens, targets = batch_of(step)
+            if step == STEPS:
+                for name, _ in layers_of(model):
+                    renumber_experts(stored.get_submodule(name), order, optimizer, mesh.group("expert"))
+            wanted = reference(tokens, targets) / (BATCH * LENGTH)
+            wanted.backward()
+            loss = torch.zeros((), dtype=torch.float64)
+            for part, targets_of_part in zip(pieces(tokens), pieces(targets), strict=True):
+                share = model(part, targets_of_part) / (BATCH * LENGTH)
+                share.backward()
+                loss += share.detach()
+            dist.all_reduce(loss)
+            losses.append(float((loss - wanted.detach()).abs() / wanted.detach()))
+            split.add_gradients()
+            stored.take_gradients()
+            model.move_biases(split.expert_counts())
+            reference.move_biases()
+            for one in (optimizer, other):
+                one.step()
+                one.zero_grad()
+            stored.drop_gradients()
+    own = own_experts(mesh, EXPERTS)
+    names, worst = dict(split.expert_parameters()), 0.0
+    for name, parameter in reference.named_parameters():
+        exact = parameter.detach()
+        if name in names or name.endswith("gate.weight"):
+            exact = exact[order]
+            exact = exact[own.start : own.stop] if name in names else exact
+        worst = max(worst, float((model.get_parameter(name).detach() - exact).norm() / exact.norm()))
+    for (_, mine), (_, theirs) in zip(model.gates(), reference.gates(), strict=True):
+        biases.append(torch.equal(mine.e_score_correction_bias, theirs.e_score_correction_bias[order]))
+    return {"losses": losses, "parameter": worst, "biases": all(biases)}
+
+
+def codecs(_: dict[str, Any]) -> dict[str, Any]:
+    return {"renumbered": renumbered(), "codecs": {form: coded(form) for form in get_args(WireFormat)}}
+
+
 def checkpoint(params: dict[str, Any]) -> dict[str, Any]:
     """Trains, saves; or restores what another number of ranks has saved, and trains on. Beside one process."""
     mesh = mesh_of(params["expert"])
@@ -249,6 +338,7 @@ def death(_: dict[str, Any]) -> dict[str, Any]:
 JOBS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "parity": beside_one_process,
     "checkpoint": checkpoint,
+    "codecs": codecs,
     "death": death,
 }
 

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fireflyer.base.errors import UsageError
@@ -26,6 +25,7 @@ from fireflyer.codesign.parallel.mesh import placement_refusals
 from fireflyer.codesign.parallel.plan import RECOMPUTE, Recompute
 from fireflyer.codesign.parallel.tensor import tensor_collectives
 from fireflyer.recipes.gpt import GPTConfig, GPTModel
+from fireflyer.recipes.trainer.models import summed_cross_entropy
 from fireflyer.training.recompute import recompute
 from fireflyer.training.tensor import GPT_LAYOUT, CollectiveBytes, finish_gradients, tensor_parallel
 
@@ -65,12 +65,12 @@ def test_a_step_sends_and_a_rank_holds_the_bytes_that_its_plan_predicts(tensor: 
     )
     model = GPTModel(CONFIG).bfloat16()
     with alone(tensor) as mesh:
-        tensor_parallel(model, mesh, loss=True)
+        tensor_parallel(model, mesh)
         recompute(model, mode, blocks=list(model.blocks))
         tokens = torch.zeros(3, 16, dtype=torch.int64)
-        with CollectiveBytes(mesh.get_group()) as counted, loss_parallel():
+        with CollectiveBytes(mesh.get_group()) as counted:
             for _ in range(plan.micro_batches):
-                model(tokens, tokens).backward()
+                summed_cross_entropy(model(tokens), tokens).backward()
             finish_gradients(model)
         for one in model.parameters():
             assert isinstance(one, DTensor)
@@ -80,6 +80,8 @@ def test_a_step_sends_and_a_rank_holds_the_bytes_that_its_plan_predicts(tensor: 
     expected = tensor_collectives(plan, SHAPE, 0)
     assert counted.calls["allgather"] == expected.allgathers
     assert counted.calls["reduce_scatter"] == expected.reduce_scatters
+    assert counted.sent_bytes["allgather"] == expected.allgather_bytes
+    assert counted.sent_bytes["reduce_scatter"] == expected.reduce_scatter_bytes
     assert counted.sent_bytes["allreduce"] == expected.allreduce_bytes
     assert sum(counted.sent_bytes.values()) == expected.sent_bytes
     parameters, gradients, _ = static_memory(plan, SHAPE, 0)

@@ -37,7 +37,7 @@ import msgspec
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention
 from fireflyer.codesign.parallel.kept_gradients import ValueBytes
-from fireflyer.codesign.parallel.plan import FORMAT_BYTES, ParallelPlan, Precision
+from fireflyer.codesign.parallel.plan import ParallelPlan, Precision
 from fireflyer.codesign.parallel.stages import Stage
 
 __all__ = ["EagerMemory", "eager_layer", "eager_memory", "eager_values"]
@@ -88,10 +88,8 @@ def eager_values(precision: Precision) -> ValueBytes:
 
 
 def _formats(precision: Precision) -> _Formats:
-    if precision.parameters == "bf16":
-        return _Formats(stream=2, product=2, cast=False)
-    cast = precision.compute == "bf16"
-    return _Formats(stream=WIDE, product=FORMAT_BYTES["bf16"] if cast else WIDE, cast=cast)
+    cast = precision.parameters == "fp32" and precision.compute == "bf16"
+    return _Formats(stream=precision.stream_bytes, product=precision.product_bytes, cast=cast)
 
 
 @lru_cache(maxsize=256)

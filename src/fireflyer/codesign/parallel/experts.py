@@ -1,7 +1,7 @@
 """Where the tokens of an expert-parallel layer go: expected nodes and GPUs that one token is sent to.
 
 A token is sent once to each node that has one of its experts, and forwarded there (DeepSeek-V3 paper, 4.3), so the
-network carries M copies and not one for each expert.
+network carries M copies and not one for each expert. `fireflyer.collectives.dispatch` does so.
 """
 
 from __future__ import annotations
@@ -9,11 +9,24 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from math import comb, lcm
+from typing import NamedTuple
 
 from fireflyer.codesign.model import Experts
 from fireflyer.codesign.parallel.plan import ParallelPlan
 
-__all__ = ["copies_per_token", "expected_places", "nodes_per_token"]
+__all__ = ["Copies", "copies_per_token", "expected_places", "nodes_per_token"]
+
+
+class Copies(NamedTuple):
+    """Rows that are sent for one token in a dispatch, and come back in the combine: the mean over tokens."""
+
+    remote: float
+    """To other nodes, each by way of the rank there that has the sender's number in its node; one sum of each comes
+    back."""
+    inside: float
+    """From that rank, of any node, to others of its node."""
+    outputs: float
+    """Results that come back to it: one for each expert on another rank of its node."""
 
 
 @lru_cache(maxsize=256)
@@ -59,14 +72,15 @@ def _remote_of_split_nodes(experts: Experts, expert: int, gpus: int) -> float:
     return worst
 
 
-def copies_per_token(plan: ParallelPlan, experts: Experts, gpus: int) -> tuple[float, float]:
-    """Copies of a token that leave its node through the network, and those that go to another GPU inside a node."""
+def copies_per_token(plan: ParallelPlan, experts: Experts, gpus: int) -> Copies:
+    """Of a plan on nodes of `gpus` GPUs."""
     if plan.expert == 1:
-        return 0.0, 0.0
+        return Copies(0.0, 0.0, 0.0)
     if plan.expert % gpus and gpus % plan.expert:
         remote = _remote_of_split_nodes(experts, plan.expert, gpus)
     else:
         nodes = max(1, plan.expert // gpus)
         remote = nodes_per_token(experts, nodes) * (nodes - 1) / nodes
     ranks = min(expected_places(experts.routed, experts.per_token, plan.expert), float(experts.per_token))
-    return remote, ranks * (plan.expert - 1) / plan.expert
+    others = 1 - 1 / min(gpus, plan.expert)  # of the ranks of a node, those that a forwarder sends to
+    return Copies(remote, ranks * others, experts.per_token * others)

@@ -136,12 +136,19 @@ def held_parameters(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[
 
 
 def static_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[int, int, int]:
-    """Bytes of parameters, gradients and optimizer states on one rank of `stage`."""
+    """Bytes of parameters, gradients and optimizer states on one rank of `stage`.
+
+    FSDP has memory of its own for the parameters that ZeRO 1 and 2 keep whole, beside FP32 shards; of BF16 parameters
+    these are the copy that counts among states. ZeRO 1 keeps whole gradients from one micro-batch to the next.
+    """
     precision, zero = plan.precision, plan.zero
+    beside = zero in (1, 2) and precision.parameters == "fp32"
+    reduced = zero >= 2 or (zero == 1 and plan.micro_batches == 1)
     parameters = gradients = states = 0.0
     for count, shard in zip(held_parameters(plan, shape, stage), (plan.shard, plan.expert_shard), strict=True):
         parameters += count * FORMAT_BYTES[precision.parameters] / (shard if zero >= 3 else 1)
-        gradients += count * FORMAT_BYTES[precision.gradients] / (shard if zero >= 2 else 1)
+        parameters += count * FORMAT_BYTES[precision.parameters] / shard if beside else 0
+        gradients += count * FORMAT_BYTES[precision.gradients] / (shard if reduced else 1)
         states += count * precision.state_bytes / (shard if zero >= 1 else 1)
     return round(parameters), round(gradients), round(states)
 
@@ -243,8 +250,9 @@ def _piece_activations(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> t
 
 
 def _gathered_bytes(plan: ParallelPlan, shape: ModelShape, stage: int) -> int:
-    """Two blocks of whole parameters and one of gradients, while ZeRO 3 gathers them; one of gradients with ZeRO 2."""
-    if plan.zero < 2:
+    """Two blocks of whole parameters and one of gradients, while ZeRO 3 gathers them; one of gradients with ZeRO 2, and
+    with ZeRO 1 where no whole ones are kept."""
+    if plan.zero < 1 or (plan.zero == 1 and plan.micro_batches > 1):
         return 0
     stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]

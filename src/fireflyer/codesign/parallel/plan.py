@@ -13,6 +13,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.token_formats import TILE, TILE_BYTES, token_row_bytes
 from fireflyer.codesign.model import LatentAttention, ModelShape
 from fireflyer.codesign.parallel.node import NodeModel
 
@@ -25,12 +26,15 @@ __all__ = [
     "Precision",
     "Recompute",
     "Schedule",
+    "WireFormat",
     "refusals",
     "shape_refusals",
 ]
 
 ValueFormat = Literal["fp8", "bf16", "fp32"]
 MatrixFormat = Literal["fp8", "bf16", "fp32"]
+WireFormat = Literal["bf16", "fp32", "fp8", "fp8_ue8m0", "e5m6", "logfmt8", "logfmt10"]
+"""A codec of `fireflyer.collectives.tokens`: two of single values, the others of tiles of 128."""
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev"]
 Recompute = Literal["none", "operators", "blocks", "full"]
 
@@ -53,15 +57,39 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Factors of matrix products; attention scores are BF16. FP32 is for small models on CPUs."""
     activations: MatrixFormat = "bf16"
     """Kept inputs of matrix products; the residual stream is BF16."""
-    dispatch: MatrixFormat = "bf16"
-    """Tokens on their way to experts."""
-    combine: MatrixFormat = "bf16"
-    """Results of experts on their way back."""
+    dispatch: WireFormat | None = None
+    """Tokens on their way to experts; None: as parameters are, and so the residual stream."""
+    combine: WireFormat | None = None
+    """Results of experts on their way back; None: likewise."""
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of one value of the residual stream, which has the format of parameters, also under autocast."""
+        return FORMAT_BYTES[self.parameters]
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of one value of the result of a matrix product: BF16 unless FP32 parameters are multiplied in FP32."""
+        return 4 if self.parameters == "fp32" and self.compute != "bf16" else 2
+
+    def dispatch_bytes(self, width: int) -> int:
+        """Bytes of a token of `width` values on its way to an expert; a tile that is not full counts as one."""
+        return _row_bytes(self.dispatch or self.parameters, width)
+
+    def combine_bytes(self, width: int) -> int:
+        """Bytes of an expert's result on its way back, likewise."""
+        return _row_bytes(self.combine or self.parameters, width)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of optimizer states per parameter: two moments, and an FP32 copy of BF16 parameters."""
         return 2 * FORMAT_BYTES[self.moments] + (4 if self.parameters == "bf16" else 0)
+
+
+def _row_bytes(form: WireFormat, width: int) -> int:
+    if form in TILE_BYTES:
+        return token_row_bytes(-(-width // TILE) * TILE, form)
+    return width * FORMAT_BYTES[form]
 
 
 class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,6 +260,10 @@ def _experts(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:
         yield f"{shape.experts.routed} routed experts do not divide over expert = {expert} ranks"
     if plan.stage_ranks % expert:
         yield f"expert = {expert} does not divide the {plan.stage_ranks} ranks of a stage"
+    for name in ("dispatch", "combine"):
+        form = getattr(plan.precision, name)
+        if form in TILE_BYTES and shape.hidden % TILE:
+            yield f"precision.{name} = {form!r} has tiles of {TILE} values, and hidden states have {shape.hidden}"
     group = plan.shard * plan.tensor
     if group % expert and expert % group:
         yield f"expert = {expert} neither divides nor is a multiple of shard x tensor = {group}"

@@ -18,7 +18,7 @@ from fireflyer.codesign.parallel.node import NodeModel
 from fireflyer.codesign.parallel.pipeline import OVERLAPPING, StageTimes, pipeline_time
 from fireflyer.codesign.parallel.plan import ParallelPlan
 from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages
-from fireflyer.codesign.parallel.traffic import LINKS, Link, Traffic, link_rate, stage_traffic
+from fireflyer.codesign.parallel.traffic import LINKS, Link, Traffic, link_rate, stage_message_bytes, stage_traffic
 
 __all__ = [
     "LinkUse",
@@ -283,8 +283,7 @@ def _send_latency(plan: ParallelPlan, shape: ModelShape, node: NodeModel) -> flo
     hops = plan.pieces - 1
     if plan.pipeline == 1:
         return 0.0
-    sent = plan.micro_batch_tokens / plan.tensor * shape.hidden * 2
-    one = sent / min(node.nic_bytes_per_s, node.pcie_bytes_per_s)
+    one = stage_message_bytes(plan, shape) / min(node.nic_bytes_per_s, node.pcie_bytes_per_s)
     sharing = max(1, node.gpus // node.nics)
     return (2 * hops + sharing - 1) * one
 

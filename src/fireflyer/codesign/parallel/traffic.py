@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from fireflyer.codesign.model import ModelShape
+from fireflyer.codesign.model import ModelShape, count_parameters
 from fireflyer.codesign.parallel.experts import copies_per_token
 from fireflyer.codesign.parallel.memory import held_parameters
 from fireflyer.codesign.parallel.mesh import gradient_adds
@@ -21,7 +21,18 @@ from fireflyer.codesign.parallel.plan import FORMAT_BYTES, ParallelPlan
 from fireflyer.codesign.parallel.stages import balance_model, held_share
 from fireflyer.codesign.parallel.tensor import tensor_collectives
 
-__all__ = ["LINKS", "PURPOSES", "Link", "LinkBytes", "Purpose", "Traffic", "link_rate", "reduction", "stage_traffic"]
+__all__ = [
+    "LINKS",
+    "PURPOSES",
+    "Link",
+    "LinkBytes",
+    "Purpose",
+    "Traffic",
+    "link_rate",
+    "reduction",
+    "stage_message_bytes",
+    "stage_traffic",
+]
 
 Link = Literal["nvlink", "pcie", "host_bridge", "host_memory", "nic"]
 Purpose = Literal["gradients", "parameters", "pipeline", "tensor", "experts", "copies"]
@@ -96,7 +107,8 @@ def stage_traffic(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage:
         "copies": _copies(plan, shape, node, stage),
     }
     for routed, count in enumerate(held_parameters(plan, shape, stage)):
-        up, down = _data(plan, node, count, routed=bool(routed))
+        kept = 0.0 if routed else kept_gathered(plan, shape)
+        up, down = _data(plan, node, count, kept, routed=bool(routed))
         _add(by_purpose["gradients"], up)
         _add(by_purpose["parameters"], down)
     return Traffic(stage=stage, by_purpose=by_purpose)
@@ -107,11 +119,14 @@ def _add(total: LinkBytes, more: LinkBytes) -> None:
         total[link] = total.get(link, 0.0) + count
 
 
-def _data(plan: ParallelPlan, node: NodeModel, count: float, *, routed: bool) -> tuple[LinkBytes, LinkBytes]:
+def _data(
+    plan: ParallelPlan, node: NodeModel, count: float, kept: float, *, routed: bool
+) -> tuple[LinkBytes, LinkBytes]:
     """Gradients of `count` parameters of each rank, and parameters that ZeRO gathers.
 
     Of each gradient there is a reduce-scatter in the shard group, in each micro-batch with ZeRO 2 and 3, and one
-    allreduce in a step of its part between replicas (hybrid sharding).
+    allreduce in a step of its part between replicas (hybrid sharding). ZeRO 3 gathers in each micro-batch: a layer
+    forward and backward, those `kept` of the parameters once.
     """
     ranks = plan.expert_data if routed else plan.data
     # DualPipe has each stage twice, and adds the gradients of both.
@@ -140,8 +155,8 @@ def _data(plan: ParallelPlan, node: NodeModel, count: float, *, routed: bool) ->
             up=gradient * repeats,
             down=0.0,
         )
-        gathers = 2 * plan.micro_batches if plan.zero == 3 else 1
-        parameters = count * FORMAT_BYTES[plan.precision.parameters] * gathers
+        gathered = (2 * count - kept) * plan.micro_batches if plan.zero == 3 else count
+        parameters = gathered * FORMAT_BYTES[plan.precision.parameters]
         down = reduction(node, slices=on_node // neighbours, adds=neighbours, nodes=across, up=0.0, down=parameters)
     if shard == 1 or ranks > shard:
         part = gradient / shard
@@ -151,6 +166,16 @@ def _data(plan: ParallelPlan, node: NodeModel, count: float, *, routed: bool) ->
         if "host_memory" in found:
             found["host_memory"] *= stages_here
     return up, down
+
+
+def kept_gathered(plan: ParallelPlan, shape: ModelShape) -> float:
+    """Parameters on a rank outside of layers, where one stage has all of the model: embedding, last norm and head.
+    FSDP keeps them from forward to backward."""
+    if plan.pipeline > 1:
+        return 0.0
+    count = count_parameters(shape)
+    matrix = count.embedding + count.head + shape.learned_positions * shape.hidden
+    return matrix / plan.tensor + shape.hidden * (2 if shape.layer_norm else 1)
 
 
 def _passes(plan: ParallelPlan) -> int:
@@ -171,17 +196,17 @@ def _experts(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int)
     if plan.expert == 1 or shape.experts is None:
         return {}
     _, layers = _held_layers(plan, shape, stage)
-    remote, inside = copies_per_token(plan, shape.experts, node.gpus)
-    precision = plan.precision
-    element_bytes = FORMAT_BYTES[precision.dispatch] + FORMAT_BYTES[precision.combine]
-    tokens = plan.micro_batch_tokens / plan.tensor * plan.micro_batches
-    one = tokens * shape.hidden * element_bytes * _passes(plan) * layers
-    found: LinkBytes = {"nic": node.gpus * remote * one, "pcie": remote * one}
+    copies = copies_per_token(plan, shape.experts, node.gpus)
+    there, back = plan.precision.dispatch_bytes(shape.hidden), plan.precision.combine_bytes(shape.hidden)
+    tokens = plan.micro_batch_tokens / plan.tensor * plan.micro_batches * _passes(plan) * layers
+    remote = tokens * copies.remote * (there + back)
+    inside = tokens * (copies.inside * there + copies.outputs * back)
+    found: LinkBytes = {"nic": node.gpus * remote, "pcie": remote}
     if node.nvlink_gpus >= min(node.gpus, plan.expert):
-        found["nvlink"] = inside * one
+        found["nvlink"] = inside
     else:
-        found["pcie"] += inside * one
-        found["host_bridge"] = node.bridge_gpus * 2 * (remote + inside) * one
+        found["pcie"] += inside
+        found["host_bridge"] = node.bridge_gpus * 2 * (remote + inside)
     return found
 
 
@@ -202,8 +227,13 @@ def _crossing_share(plan: ParallelPlan, node: NodeModel) -> float:
     return min(1.0, plan.stage_ranks / node.gpus)
 
 
+def stage_message_bytes(plan: ParallelPlan, shape: ModelShape) -> float:
+    """Bytes of what a stage passes on of one micro-batch: the residual stream, or its gradient."""
+    return plan.micro_batch_tokens / plan.tensor * shape.hidden * plan.precision.stream_bytes
+
+
 def _pipeline(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int) -> LinkBytes:
-    sent = _sends(plan, stage) * plan.micro_batches * plan.micro_batch_tokens / plan.tensor * shape.hidden * 2
+    sent = _sends(plan, stage) * plan.micro_batches * stage_message_bytes(plan, shape)
     if not sent:
         return {}
     found: LinkBytes = {"nic": node.gpus * _crossing_share(plan, node) * sent, "pcie": sent}

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.tokens.twins import FORMATS, TILE, token_row_bytes
+from fireflyer.base.token_formats import TILE, TILE_BYTES, token_row_bytes
 from fireflyer.native import decode_token_rows, encode_token_rows, reduce_to_accum, round_from_accum
 
 __all__ = ["TOKEN_CODECS", "TileCodec", "TokenCodec", "ValueCodec", "token_codec"]
@@ -131,7 +131,7 @@ class TileCodec:
         self.decode_rows(payload[None], values[None])
 
 
-TOKEN_CODECS: Final = (*_VALUES, *FORMATS)
+TOKEN_CODECS: Final = (*_VALUES, *TILE_BYTES)
 
 
 def token_codec(codec: str | TokenCodec) -> TokenCodec:

@@ -32,13 +32,10 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from fireflyer.base.token_formats import TILE, TILE_BYTES, token_row_bytes
 from fireflyer.collectives import kernels
 
-__all__ = ["FORMATS", "TILE", "decode_token_rows", "encode_token_rows", "token_row_bytes"]
-
-TILE: Final = 128
-FORMATS: Final = {"fp8": 128 + 4, "fp8_ue8m0": 128 + 1, "e5m6": 192 + 1, "logfmt8": 128 + 8, "logfmt10": 160 + 4}
-"""Bytes of a tile, in the order of the codes in cpp/include/fireflyer/collectives/kernels/tokens.hpp."""
+__all__ = ["decode_token_rows", "encode_token_rows"]
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -55,17 +52,8 @@ _EXP2: Final = tuple(map(_F, (0.01342668, 0.05224247, 0.24128021, 0.69304484, 1.
 _TO_INTEGER: Final = _F(1.5 * 2**23)
 
 
-def token_row_bytes(width: int, codec: str) -> int:
-    """Bytes of the payload of one row. Raises `ValueError`, as all functions here."""
-    if codec not in FORMATS:
-        raise ValueError(f"token format '{codec}' is not one of {' '.join(FORMATS)}")
-    if width <= 0 or width % TILE:
-        raise ValueError(f"a row of {width} values is not made of tiles of {TILE}")
-    return width // TILE * FORMATS[codec]
-
-
 def encode_token_rows(payload: Any, values: Any, width: int, codec: str) -> None:
-    """Rows of bf16 `values` into their payloads, one after the other."""
+    """Rows of bf16 `values` into their payloads, one after the other. Raises `ValueError`, as all functions here."""
     words, out, tiles = _rows(values, payload, 2, width, codec)
     bits = words.view("<u2").reshape(len(words), tiles, TILE).astype(np.uint32)
     with np.errstate(all="ignore"):
@@ -81,7 +69,7 @@ def decode_token_rows(values: Any, payload: Any, width: int, codec: str, dtype: 
         raise ValueError(f"tokens are decoded as f32 or bf16, not as {dtype}")
     target, source, tiles = _rows(values, payload, 4 if dtype == "f32" else 2, width, codec)
     header_bytes = {"fp8": 4, "fp8_ue8m0": 1, "e5m6": 1, "logfmt8": 8, "logfmt10": 4}[codec]
-    split = tiles * (FORMATS[codec] - header_bytes)
+    split = tiles * (TILE_BYTES[codec] - header_bytes)
     codes = source[:, :split].reshape(len(source), tiles, split // tiles)
     headers = np.ascontiguousarray(source[:, split:]).reshape(len(source), tiles, header_bytes)
     with np.errstate(all="ignore"):

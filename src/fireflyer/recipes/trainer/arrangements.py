@@ -58,6 +58,10 @@ class Arrangement(Protocol):
     @property
     def optimizer(self) -> torch.optim.Optimizer: ...
 
+    @property
+    def balance(self) -> ExpertBalance:
+        """Moves the biases of gates as steps are committed or discarded, and counts tokens of experts."""
+
     def backward(self, inputs: Tensor, targets: Tensor) -> float:
         """Forward and backward passes of this rank's part of the batch, `[sequences, tokens]`, in micro-batches.
         Returns the loss summed over its tokens. Gradients are those of the mean over all tokens of the whole batch."""
@@ -86,7 +90,7 @@ class ArrangementBase:
         # Gradients are averaged over data-parallel ranks: this factor of losses that are sums over tokens makes them
         # those of the mean over all tokens.
         self._factor = mesh.plan.data / mesh.plan.step_tokens
-        self._balance = ExpertBalance(built.module)
+        self.balance = ExpertBalance(built.module)
         self._device_type = next(built.module.parameters()).device.type
         self._resources = contextlib.ExitStack()
 
@@ -100,12 +104,12 @@ class ArrangementBase:
 
     def commit(self, before: Callable[[], None]) -> float:
         norm = self._step(before)
-        self._balance.move(committed=math.isfinite(norm))
+        self.balance.move(committed=math.isfinite(norm))
         return norm
 
     def discard(self) -> None:
         self.optimizer.zero_grad()
-        self._balance.move(committed=False)
+        self.balance.move(committed=False)
 
     def _step(self, before: Callable[[], None]) -> float:
         raise NotImplementedError

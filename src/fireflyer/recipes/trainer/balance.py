@@ -1,8 +1,9 @@
-"""Balance of experts: once a step the bias of each gate moves by the tokens of all ranks."""
+"""Balance of experts: once a step the bias of each gate moves by the tokens of all ranks, which are counted up, too, so
+that experts can be put on ranks by them when the run is started again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -18,9 +19,22 @@ class ExpertBalance:
     """Of a model that is whole when this is made; of one without experts there is nothing to do."""
 
     def __init__(self, model: nn.Module) -> None:
-        gates = [gate for _, gate in model.gates()] if isinstance(model, DeepseekModel) else []
-        self._gates: list[Gate | None] = list(gates)
-        self._experts = len(gates[0].counts) if gates else 0
+        named = list(model.gates()) if isinstance(model, DeepseekModel) else []
+        self._names = [name for name, _ in named]
+        self._gates: list[Gate | None] = [gate for _, gate in named]
+        self._experts = len(named[0][1].counts) if named else 0
+        self._loads = torch.zeros(len(named), self._experts, dtype=torch.int64)
+
+    @property
+    def loads(self) -> dict[str, list[int]]:
+        """Tokens that each expert got since `count_from`, by the name of the gate in the whole model: of all ranks, of
+        steps that were taken and of those that were not. The same on all ranks."""
+        return dict(zip(self._names, self._loads.tolist(), strict=True))
+
+    def count_from(self, loads: Mapping[str, list[int]]) -> None:
+        """Goes on from these; a gate that is not among them begins with zeros."""
+        none = [0] * self._experts
+        self._loads = torch.tensor([loads.get(name, none) for name in self._names], dtype=torch.int64)
 
     def keep(self, modules: Iterable[nn.Module]) -> None:
         """Only what is among `modules` is on this rank."""
@@ -36,6 +50,7 @@ class ExpertBalance:
             if gate is not None:
                 own.copy_(gate.counts)
         dist.all_reduce(counts)
+        self._loads += counts
         for own, gate in zip(counts, self._gates, strict=True):
             if gate is not None:
                 gate.move_bias(own, BIAS_STEP if committed else 0.0)

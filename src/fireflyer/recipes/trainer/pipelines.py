@@ -45,7 +45,7 @@ class Pipelined(ArrangementBase):
         kind = PhasedStage if phased else Stage
         part = cut(built.module, shape, plan, schedule.placement, rank, self._products, kind)
         self.layers = nn.ModuleList(part.stages.values())
-        self._balance.keep(self.layers.modules())
+        self.balance.keep(self.layers.modules())
         self._split: SplitExperts | None = None
         if plan.expert > 1:
             split = shard_experts(self.layers, mesh, max_tokens=dispatched_tokens)

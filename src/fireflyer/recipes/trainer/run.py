@@ -41,6 +41,7 @@ from fireflyer.recipes.trainer.core.figures import (
 )
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.evaluation import evaluate
+from fireflyer.recipes.trainer.expert_places import LOADS, loads_of, place_measured
 from fireflyer.recipes.trainer.measurements import compare_pipeline, count_quantization, measure_exchanges
 from fireflyer.recipes.trainer.metrics_file import MetricsFile
 from fireflyer.recipes.trainer.models import BuiltModel, build_model
@@ -253,6 +254,8 @@ def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.Exi
         _write_start(run, loop, identity)
         _say(run, f"going on after step {loop.step}" if resumed else f"starting, {last} steps")
         _open_data(run)
+        if resumed:
+            _place_experts(run, loop)
         with Tracer(recipe.metrics.profile if run.env.rank == 0 else None, run.device.type) as tracer:
             for step in loop.steps(last):
                 tracer.before(step)
@@ -268,6 +271,8 @@ def _take_step(run: _Run, loop: TrainingLoop, step: int) -> None:
         group.update(adamw_settings(step, run.recipe.optimizer))
     loss = _mean_over_ranks(run, run.arrangement.backward(inputs, targets))
     norm, decision = _commit(run, step, loss)
+    if run.shape.experts is not None:
+        loop.values[LOADS] = run.arrangement.balance.loads
     if decision.action == "rewind" and not _has_checkpoint(run, loop):
         decision = run.policy.without_checkpoint(decision)
     seconds = (time.perf_counter_ns() - began_ns) / 1e9
@@ -330,9 +335,25 @@ def _go_back(run: _Run, loop: TrainingLoop) -> None:
     loop.rewind()
     run.policy.went_back(used)
     run.data.go_on_at(position)
+    run.arrangement.balance.count_from(loads_of(loop.values, run.shape))
     if run.guard is not None:
         run.guard.start_anew()
     _open_data(run)
+
+
+def _place_experts(run: _Run, loop: TrainingLoop) -> None:
+    """As `[experts]` says, by the tokens counted before the checkpoint; else these go on to be counted."""
+    loads = loads_of(loop.values, run.shape)
+    if run.recipe.experts.placement == "fixed" or not loads:
+        run.arrangement.balance.count_from(loads)
+        return
+    placed = place_measured(run.arrangement, run.mesh, run.shape, loads)
+    loop.values[LOADS] = run.arrangement.balance.loads  # from here on, of the new order
+    _say(
+        run,
+        f"experts of {placed.layers} layers put on other ranks: the fullest had {placed.before:.2f} of the mean load, it "
+        f"would have {placed.after:.2f}",
+    )
 
 
 def _open_data(run: _Run) -> None:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fireflyer.base.errors import UsageError
+from fireflyer.codesign.parallel.plan import WireFormat
 from fireflyer.collectives.dispatch import ExpertPlacement
 from fireflyer.collectives.tokens import TokenCodec
 from fireflyer.training.experts.exchange import ExpertDispatch
@@ -138,7 +139,8 @@ def shard_experts(
 
     A layer has all experts, of which the others are dropped here, or was made with `experts=own_experts(...)` and
     `dispatcher=NotSplit()`, which never needs their memory. `max_tokens`: of one forward on one rank; None: a
-    micro-batch of the plan. Codecs are those of `fireflyer.collectives.tokens`; None: tokens travel as they are.
+    micro-batch of the plan. Codecs are those of `fireflyer.collectives.tokens`, of the direction in which rows travel,
+    also backward; None: what `precision` of the plan says, and where it says nothing, tokens travel as they are.
 
     Collective. Raises `UsageError` for experts that do not divide, parameters of several dtypes or devices, and
     plans with tensor parallelism, whose ranks have the same tokens.
@@ -169,8 +171,8 @@ def shard_experts(
                 per_token=layer.gate.sizes.per_token,
                 max_tokens=plan.micro_batch_tokens if max_tokens is None else max_tokens,
                 dtype=dtypes[name],
-                dispatch_codec=value if dispatch_codec is None else dispatch_codec,
-                combine_codec=value if combine_codec is None else combine_codec,
+                dispatch_codec=dispatch_codec or _codec_of(plan.precision.dispatch) or value,
+                combine_codec=combine_codec or _codec_of(plan.precision.combine) or value,
             )
         )
         layer.dispatcher = RankDispatch(exchanges[-1])
@@ -178,6 +180,10 @@ def shard_experts(
 
 
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+
+
+def _codec_of(form: WireFormat | None) -> str | None:
+    return "f32" if form == "fp32" else form
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -76,8 +76,8 @@ def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
         ({"shard": 2}, "shard = 2 divides nothing with zero = 0"),
         ({"precision": {"parameters": "bf16"}}, "precision.parameters = 'bf16' is for zero 1 to 3"),
         ({"precision": {**FP32, "moments": "bf16"}}, "precision.moments = 'bf16': moments are kept in FP32"),
-        ({"precision": {**FP32, "dispatch": "fp8"}}, "precision.dispatch = 'fp8'"),
-        ({"precision": {"compute": "fp8", "combine": "fp8"}}, "precision.combine = 'fp8': tokens are exchanged"),
+        ({"precision": {**FP32, "dispatch": "fp8"}}, "precision.dispatch = 'fp8' with expert = 1: no token is sent"),
+        ({"precision": {**FP32, "activations": "fp8"}}, "precision.activations = 'fp8': it is that of compute"),
         ({"tensor": 2, "precision": {"parameters": "fp32", "compute": "fp8"}}, "FP8 layers are not divided"),
     ],
 )

@@ -98,12 +98,15 @@ def _precision(plan: ParallelPlan) -> Iterator[str]:
         yield f"precision.moments = {precision.moments!r}: moments are kept in FP32; use 'fp32'"
     if precision.compute == "fp8" and plan.tensor > 1:
         yield f"precision.compute = 'fp8' with tensor = {plan.tensor}: FP8 layers are not divided; use tensor = 1"
-    for name in ("activations", "dispatch", "combine"):
-        value, usual = getattr(precision, name), getattr(Precision(), name)
-        if name != "activations" and value == "fp8":
-            yield f"precision.{name} = 'fp8': tokens are exchanged as they are computed; leave it out"
-        elif value not in (usual, precision.compute):
-            yield f"precision.{name} = {value!r}: it is that of compute, {precision.compute!r}, or left out"
+    if precision.activations not in (Precision().activations, precision.compute):
+        yield (
+            f"precision.activations = {precision.activations!r}: it is that of compute, {precision.compute!r}, or left "
+            "out"
+        )
+    for name in ("dispatch", "combine"):
+        value = getattr(precision, name)
+        if value is not None and plan.expert == 1:
+            yield f"precision.{name} = {value!r} with expert = 1: no token is sent to another rank; leave it out"
 
 
 def _combinations(recipe: Recipe) -> Iterator[str]:
@@ -112,6 +115,8 @@ def _combinations(recipe: Recipe) -> Iterator[str]:
         yield "[guard] compares replicas, and replicate is 1; use period_steps = 0"
     if recipe.guard.period_steps and plan.expert > 1:
         yield f"[guard] compares replicas, and with expert = {plan.expert} they differ; use period_steps = 0"
+    if recipe.experts.placement == "measured" and plan.expert == 1:
+        yield "[experts] placement = 'measured' with expert = 1: all experts are on one rank; use placement = 'fixed'"
     rewinds = "rewind" in (policy.on_spike, policy.on_not_finite)
     if rewinds and checkpoint.period is None and (checkpoint.period_steps or 0) >= optimizer.steps:
         yield (

@@ -22,6 +22,7 @@ __all__ = [
     "DeepseekTable",
     "EvaluationSettings",
     "EvaluationSource",
+    "ExpertSettings",
     "GptTable",
     "GuardSettings",
     "HuggingFaceTable",
@@ -158,6 +159,13 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """0: no guard."""
 
 
+class ExpertSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which ranks the experts of a layer are on."""
+
+    placement: Literal["fixed", "measured"] = "fixed"
+    """`measured`: a run that goes on puts experts on ranks by the tokens that they got before."""
+
+
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to do about a step whose loss or gradient is not finite, or whose loss is a spike."""
 
@@ -213,6 +221,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint: CheckpointSettings
     evaluation: EvaluationSettings = EvaluationSettings()
     guard: GuardSettings = GuardSettings()
+    experts: ExpertSettings = ExpertSettings()
     policy: PolicySettings = PolicySettings()
     metrics: MetricsSettings = MetricsSettings()
     compare: CompareSettings = CompareSettings()
