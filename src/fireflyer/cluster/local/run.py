@@ -34,6 +34,7 @@ from fireflyer.cluster.local.up_file import UpFile
 from fireflyer.cluster.manager.administrators import new_administrator
 from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.master_port import reserve_any_port
+from fireflyer.runtime.port_search import reserve_port
 from fireflyer.runtime.processes.run_lock import RunLock
 from fireflyer.runtime.processes.services import LocalProcess
 
@@ -151,8 +152,11 @@ class _Runner:
         environment = dict(self._task_environment())
         for name in names:
             directory = AgentDirectory(self._layout.agent_directory(name))
-            if directory.membership() is None:
+            membership = directory.membership()
+            if membership is None:
                 await self._join(name, directory)
+            elif (reservation := reserve_port(membership.port)) is not None:
+                self._reservations.append(reservation)
             self._agents[name] = self._process(
                 name,
                 ["agent", "run", "--dir", directory.path, "--own-user", f"--run-logs-mib={self._wanted.run_logs_mib}"],

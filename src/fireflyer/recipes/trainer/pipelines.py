@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -55,8 +56,8 @@ class Pipelined(ArrangementBase):
             for stage in part.stages.values():
                 recompute(stage, "full", blocks=())
         on = None if device.type == "cpu" else device
-        self._pipeline, self._evaluation = _pipelines(part, schedule, mesh, on, record_phases=phased)
-        self._tied = part.tied
+        average = None if self._split is None else partial(self._split.add_gradients, average=True)
+        self._pipeline, self._evaluation = _pipelines(part, schedule, mesh, on, average, record_phases=phased)
         self.module = self._stored = StoredModel((stage.named_parts for stage in part.stages.values()), experts, mesh)
         self.optimizer = adamw(self._stored, settings)
         self._max_norm = settings.max_norm
@@ -91,8 +92,6 @@ class Pipelined(ArrangementBase):
             self.layers.train()
 
     def _step(self, before: Callable[[], None]) -> float:
-        if self._split is not None:
-            self._split.add_gradients(average=True, apart=self._tied)
         self._stored.take_gradients()
         before()
         norm = clip_over_ranks(self.layers.parameters(), self._counted, self._max_norm)
@@ -113,12 +112,18 @@ class Pipelined(ArrangementBase):
 
 
 def _pipelines(
-    part: CutModel, schedule: Schedule, mesh: PlanMesh, device: torch.device | None, *, record_phases: bool
+    part: CutModel,
+    schedule: Schedule,
+    mesh: PlanMesh,
+    device: torch.device | None,
+    average: Callable[[], None] | None,
+    *,
+    record_phases: bool,
 ) -> tuple[Pipeline, Pipeline]:
     """That of training, and that of evaluation, on one communicator: the two never run at the same time."""
     comm, data = communicator_beside(mesh.group("pipeline")), mesh.group("data")
-    # Gradients of experts are not averaged over all data-parallel ranks: then all wait for the end of the step.
-    replicas = communicator_beside(data) if data.size() > 1 and mesh.plan.expert == 1 else None
+    # Gradients of experts are not averaged over all data-parallel ranks: then all wait for `average`.
+    replicas = communicator_beside(data) if data.size() > 1 and average is None else None
     training = Pipeline(
         schedule,
         part.stages,
@@ -126,6 +131,7 @@ def _pipelines(
         loss=part.loss,
         shared=part.shared,
         replicas=replicas,
+        average=average,
         device=device,
         record_phases=record_phases,
     )

@@ -78,17 +78,6 @@ class CutModel:
     """Places (stage, parameter) that hold copies of one parameter."""
 
     @property
-    def tied(self) -> list[nn.Parameter]:
-        """Copies of this rank of parameters that several stages hold."""
-        found = [
-            stage.get_parameter(name)
-            for (_, number), stage in self.stages.items()
-            for place, name in (one for places in self.shared for one in places)
-            if place == number
-        ]
-        return list({id(one): one for one in found}.values())
-
-    @property
     def counted(self) -> list[nn.Parameter]:
         """Parameters that no other stage, and no other direction of the schedule, has as one of these."""
         copies = {place for places in self.shared for place in places[1:]}

@@ -141,8 +141,12 @@ class ExpertDispatch:
 
     def start_combine(self, outputs: torch.Tensor, arrived: ArrivedTokens) -> InFlightCombine:
         """Hands `outputs`, in the order of `arrived.rows`, back to where the tokens came from."""
-        flight = self.dispatcher.start_combine(arrived.routed, _array(outputs, self.dtype))
-        return InFlightCombine(self, flight, outputs, arrived.routed)
+        return self.start_combine_of(outputs, arrived.routed)
+
+    def start_combine_of(self, outputs: torch.Tensor, routed: Routed) -> InFlightCombine:
+        """The same, of the `routed` of what arrived."""
+        flight = self.dispatcher.start_combine(routed, _array(outputs, self.dtype))
+        return InFlightCombine(self, flight, outputs, routed)
 
     def start_dispatch_gradient(
         self, routed: Routed, rows: torch.Tensor, weights: torch.Tensor

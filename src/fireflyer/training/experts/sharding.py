@@ -17,7 +17,7 @@ ranks of the stage.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -52,21 +52,18 @@ class SplitExperts:
             for own, parameter in layer.experts.named_parameters():
                 yield ".".join(filter(None, (name, "experts", own))), parameter
 
-    def add_gradients(self, *, average: bool = False, apart: Collection[nn.Parameter] = ()) -> None:
+    def add_gradients(self, *, average: bool = False) -> None:
         """Adds gradients over ranks, in place, after the last backward pass of a step. Collective.
 
         `average`: of losses that are means over the tokens of each rank, the gradient of their mean over all ranks. A
-        parameter that got no gradient on this rank counts as zeros, as others may have one. `apart`: copies of
-        parameters that other stages of a pipeline have, too; they are added by themselves, so that the order of
-        additions, and the bits, do not depend on what else a stage has.
+        parameter that got no gradient on this rank counts as zeros, as others may have one.
         """
         mesh = self.mesh
         divisor = mesh.group("data").size() if average else 1
         of_experts = [one for _, one in self.expert_parameters() if one.requires_grad]
-        known = {id(one) for one in (*of_experts, *apart)}
+        known = set(map(id, of_experts))
         others = [one for one in self.model.parameters() if one.requires_grad and id(one) not in known]
         add_over_group(map(_gradient, of_experts), mesh.group("expert_data"), divisor=divisor)
-        add_over_group(map(_gradient, apart), mesh.group("data"), divisor=divisor)
         add_over_group(map(_gradient, others), mesh.group("data"), divisor=divisor)
 
     def clip_gradients(self, max_norm: float) -> float:

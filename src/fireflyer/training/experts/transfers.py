@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.collectives.dispatch import Routed
-from fireflyer.training.experts.exchange import ArrivedTokens, InFlightCombine, InFlightTokens
+from fireflyer.training.experts.exchange import InFlightCombine, InFlightTokens
 from fireflyer.training.experts.layers import RankDispatch
 from fireflyer.training.pipeline.phases import Gradients, Pending, Tensors, Transfer
 
@@ -35,7 +35,7 @@ class LayerTransfers:
 
     def __init__(self, dispatcher: RankDispatch) -> None:
         self._of_layer = dispatcher
-        self._arrived: ArrivedTokens | None = None
+        self._kept: Routed | None = None
 
     def dispatch(self) -> Transfer:
         """From `(*beside, tokens [N, h], weights [N, K], indices [N, K] int64)` to `(*beside, rows [M, h],
@@ -67,9 +67,7 @@ class LayerTransfers:
 
     def _start_combine(self, *given: Tensor) -> tuple[Pending, Any]:
         *beside, rows = given
-        if self._arrived is None:
-            raise InvariantViolation("the combine of a layer begins before its dispatch has ended")
-        flight = self._of_layer.exchange.start_combine(rows.cpu(), self._arrived)
+        flight = self._of_layer.exchange.start_combine_of(rows.cpu(), self._routed)
         return _Combining(tuple(beside), flight, rows.device), rows.device
 
     def _start_combine_backward(self, saved: Any, gradients: Gradients) -> Pending:
@@ -81,13 +79,13 @@ class LayerTransfers:
 
     @property
     def _routed(self) -> Routed:
-        if self._arrived is None:
-            raise InvariantViolation("the backward of a layer begins before its dispatch has ended")
-        return self._arrived.routed
+        if self._kept is None:
+            raise InvariantViolation("a transfer of a layer begins before its dispatch has ended")
+        return self._kept
 
-    def keep(self, arrived: ArrivedTokens) -> None:
-        """Of the dispatch, which has ended."""
-        self._arrived = arrived
+    def keep(self, routed: Routed) -> None:
+        """Of the dispatch, which has ended. Not its rows: those of each micro-batch in flight would stay."""
+        self._kept = routed
 
 
 @dataclass(slots=True, frozen=True)
@@ -99,7 +97,7 @@ class _Arriving:
 
     def wait(self) -> Tensors:
         arrived = self.flight.wait()
-        self.layer.keep(arrived)
+        self.layer.keep(arrived.routed)
         counts = torch.tensor(arrived.counts, dtype=torch.int64)
         return (*self.beside, arrived.rows.to(self.device), arrived.weights.to(self.device), counts)
 

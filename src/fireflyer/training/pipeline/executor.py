@@ -63,6 +63,7 @@ class Pipeline:
         loss: Callable[..., torch.Tensor],
         shared: Sequence[Sequence[Place]] = (),
         replicas: Communicator | None = None,
+        average: Callable[[], None] | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         device: torch.device | None = None,
         record_phases: bool = False,
@@ -73,8 +74,9 @@ class Pipeline:
         `stages`: the modules of this rank, by (direction, stage) as `Placement.stages_of` has them. `loss(*outputs,
         *targets)` is a scalar. `shared`: lists of (stage, parameter name) that are one parameter; copies in both
         directions of DualPipe are shared without being named. `replicas`: this rank's fellows in other pipelines, over
-        which gradients are averaged. `device`: where the stages are, if not on the CPU; messages go through host
-        memory. `record_phases`: `record.phases` has the order in which phases ran.
+        which gradients are averaged. `average`: called instead, after the last pass of a step and before copies are
+        summed, to average gradients in another way. `device`: where the stages are, if not on the CPU; messages go
+        through host memory. `record_phases`: `record.phases` has the order in which phases ran.
 
         Raises `UsageError` where these do not fit each other, or the ranks were given different schedules.
         """
@@ -106,6 +108,7 @@ class Pipeline:
         tags = tags_of(placement.stages, schedule.micro_batches)
         _agree(comm, schedule)
         self._shared = SharedGradients(comm, placement, stages, shared, tags)
+        self._average = average
         self._means = None if replicas is None else GradientMeans(replicas, stages, self._shared.parameters)
         self._made: dict[Key, Gradients] = {}
         """Outputs for a stage of this rank, or for a send."""
@@ -180,6 +183,8 @@ class Pipeline:
         # bits in all copies of all replicas.
         if self._means is not None:
             self._means.finish()
+        if self._average is not None:
+            self._average()
         self._shared.sum()
         recorder.waited_ns += self._now_ns() - begin_ns
         recorder.end()

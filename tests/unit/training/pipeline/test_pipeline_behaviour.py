@@ -146,6 +146,27 @@ def test_the_sum_of_shared_gradients_takes_little_memory_and_adds_in_the_order_o
         assert peak_bytes <= 3 * 4096
 
 
+def test_what_averages_in_another_way_may_give_copies_other_bits_since_they_are_summed_after_it() -> None:
+    schedule = schedule_of("dualpipe", 2, MICRO_BATCHES)
+    inputs, targets = batch_of(0, MICRO_BATCHES)
+
+    def body(comm: MailboxCommunicator) -> dict[str, torch.Tensor]:
+        def average() -> None:
+            for (direction, _), module in pipeline.modules.items():
+                for parameter in module.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad *= 1 + 1e-12 * (1 + direction + 2 * comm.rank)
+
+        pipeline = pipeline_of(schedule, comm, average=average)
+        pipeline.step(inputs, targets)
+        return gradients_of(pipeline)
+
+    gradients = merged(ended(run_pipeline(2, body)))
+    assert worst_error(gradients, alone(schedule, inputs, targets)[1]) <= 1e-10
+    for key, gradient in gradients.items():
+        assert torch.equal(gradient, gradients[f"{key.split('/')[0]}/0"]), key
+
+
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe"])
 def test_replicas_average_the_gradients_of_their_stages(name: str) -> None:
     """Three pipelines of two ranks; each has a third of the batch. Sums over replicas have another order on each rank
