@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fireflyer.base.errors import UsageError
+from fireflyer.netsim.distances import UNREACHED, Adjacency
 from fireflyer.topology.fabrics import Fabric
+from fireflyer.topology.fabrics.inside import INSIDE_LAYERS
 
 __all__ = ["Hop", "Links"]
 
-_UNREACHED: Final = 1 << 30
+_NOWHERE: Final[frozenset[int]] = frozenset()
 
 
 class Hop(NamedTuple):
@@ -21,6 +24,23 @@ class Hop(NamedTuple):
 
     link: int
     to: int
+
+
+class _Ways(NamedTuple):
+    """To a node, of links from each switch to the nearest one of its own switches."""
+
+    entries: tuple[tuple[int, int], ...]
+    """Switches of the network from which its node is entered, and links from each to a switch of the target; of a node
+    that is one vertex, its own switches with 0."""
+    outside: Sequence[int]
+    """From each switch over one of the entries."""
+    inside: dict[int, int]
+    """From switches of the same opened node, without leaving it."""
+    around: frozenset[int]
+    """All that a link joins with the opened node."""
+
+    def of(self, switch: int) -> int:
+        return min(self.outside[switch], self.inside.get(switch, UNREACHED))
 
 
 class Links:
@@ -47,8 +67,14 @@ class Links:
                         f"link {link} fails in one direction only; let link {self._reverse[link]} fail, too"
                     )
         self._switches_of = [tuple(sorted({hop.to for hop in self.hops[node]})) for node in range(fabric.nodes)]
-        self._distances: dict[tuple[int, ...], list[int]] = {}
-        self._next: dict[tuple[int, tuple[int, ...]], list[Hop]] = {}
+        inside = sum(layer.count for layer in fabric.layers if layer.name in INSIDE_LAYERS)
+        self._network = fabric.nodes + inside
+        """The first switch that is of no node."""
+        self._ways: dict[tuple[int, ...], _Ways] = {}
+        self._entries: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}
+        self._around: dict[tuple[int, ...], frozenset[int]] = {}
+        """Of an opened node, by its switches."""
+        self._next: dict[tuple[int, tuple[int, ...] | tuple[tuple[int, int], ...]], list[Hop]] = {}
         self._last: dict[tuple[int, int], list[Hop]] = {}
 
     @property
@@ -71,40 +97,64 @@ class Links:
 
     def next_hops(self, at: int, target: int) -> list[Hop]:
         """Links on shortest paths from a vertex to node `target`, another vertex; nodes on the way do not forward."""
-        starts = self._switches_of[target]
-        if at >= self._nodes and self._distance(target)[at] == 0:
+        ways = self._ways_to(target)
+        if at >= self._nodes and ways.of(at) == 0:
             if (at, target) not in self._last:
                 self._last[at, target] = [hop for hop in self.hops[at] if hop.to == target]
             return self._last[at, target]
-        if (at, starts) not in self._next:
-            distance = self._distance(target)
+        # Away from the target's node its ways are those of all targets with the same entries.
+        near = at in ways.around
+        key = (at, self._switches_of[target] if near else ways.entries)
+        if key not in self._next:
             onwards = [hop for hop in self.hops[at] if hop.to >= self._nodes]
-            least = min((distance[hop.to] for hop in onwards), default=_UNREACHED)
-            self._next[at, starts] = [hop for hop in onwards if distance[hop.to] == least]
-        return self._next[at, starts]
+            links = [ways.of(hop.to) if near else ways.outside[hop.to] for hop in onwards]
+            least = min(links, default=UNREACHED)
+            self._next[key] = [hop for hop, count in zip(onwards, links, strict=True) if count == least]
+        return self._next[key]
 
     def hop_count(self, source: int, target: int) -> int | None:
         """Links of a shortest path between two nodes; None: there is none."""
         if source == target:
             return 0
-        distance = self._distance(target)
-        least = min((distance[switch] for switch in self._switches_of[source]), default=_UNREACHED)
-        return None if least >= _UNREACHED else least + 2
+        ways = self._ways_to(target)
+        least = min((ways.of(switch) for switch in self._switches_of[source]), default=UNREACHED)
+        return None if least >= UNREACHED else least + 2
 
-    def _distance(self, target: int) -> list[int]:
-        """Links to a switch of node `target` from each switch; kept for all nodes at the same switches."""
+    @cached_property
+    def _adjacency(self) -> Adjacency:
+        return Adjacency([[hop.to for hop in hops] for hops in self.hops], self._nodes)
+
+    def _ways_to(self, target: int) -> _Ways:
+        """Kept for all nodes at the same switches. Each GPU of an opened node is at switches of its own, and all of one
+        node that are alike enter it from the same switches: what lies beyond is found once for these."""
         starts = self._switches_of[target]
-        found = self._distances.get(starts)
+        found = self._ways.get(starts)
         if found is None:
-            found = [_UNREACHED] * len(self.hops)
-            for start in starts:
-                found[start] = 0
-            queue = deque(starts)
-            while queue:
-                at = queue.popleft()
-                for hop in self.hops[at]:  # each link has one back
-                    if hop.to >= self._nodes and found[hop.to] == _UNREACHED:
-                        found[hop.to] = found[at] + 1
-                        queue.append(hop.to)
-            self._distances[starts] = found
+            inside, entries = self._inside(starts)
+            entries = self._entries.setdefault(entries, entries)  # one tuple for all
+            around = self._around_of(inside) if inside else _NOWHERE
+            found = self._ways[starts] = _Ways(entries, self._adjacency.distances(entries), inside, around)
         return found
+
+    def _inside(self, starts: Sequence[int]) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
+        """Links from each switch of the same opened node to one of `starts`, and where the node is entered."""
+        found = {start: 0 for start in starts if start < self._network}
+        entries = {start: 0 for start in starts if start >= self._network}
+        frontier = list(found)
+        while frontier:
+            after = []
+            for at in frontier:
+                for hop in self.hops[at]:  # each link has one back
+                    if self._nodes <= hop.to < self._network and hop.to not in found:
+                        found[hop.to] = found[at] + 1
+                        after.append(hop.to)
+                    elif hop.to >= self._network:
+                        entries.setdefault(hop.to, found[at] + 1)
+            frontier = after
+        return found, tuple(sorted(entries.items()))
+
+    def _around_of(self, inside: dict[int, int]) -> frozenset[int]:
+        switches = tuple(sorted(inside))
+        if switches not in self._around:
+            self._around[switches] = frozenset(inside).union(hop.to for at in inside for hop in self.hops[at])
+        return self._around[switches]
