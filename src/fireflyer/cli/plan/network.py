@@ -11,11 +11,11 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.numbers import NumberOrRange, WholeNumber
-from fireflyer.cli.plan.traffic import Traffic, TrafficOptions, show_traffic
+from fireflyer.cli.plan.traffic import TrafficOptions, show_traffic
 
 if TYPE_CHECKING:
     from fireflyer.netsim import LatencyName, Routing
-    from fireflyer.planning import Amount, CableBill, NetworkFile, PricedBill, PriceList
+    from fireflyer.planning import Amount, CableBill, NetworkFile, PricedBill, PriceList, TrafficPattern
     from fireflyer.topology.fabrics import Fabric
 
 __all__ = ["cable_rows", "complete_network", "network_command", "read_network", "read_prices"]
@@ -167,7 +167,7 @@ def network_command(
     prices: str | None,
     with_nodes: bool,
     rent: tuple[float, float] | None,
-    traffic: Traffic | None,
+    traffic: TrafficPattern | None,
     routing: Routing,
     queue_pairs: int,
     seed: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
 
@@ -11,12 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fireflyer.netsim import LatencyName, Routing
-    from fireflyer.planning import LaneTimes, LinksFailure, NetworkTraffic, PlaneFailure, TrafficTimes
+    from fireflyer.planning import LaneTimes, LinksFailure, NetworkTraffic, PlaneFailure, TrafficPattern, TrafficTimes
     from fireflyer.topology.fabrics import Fabric
 
-__all__ = ["Traffic", "TrafficOptions", "show_traffic"]
-
-Traffic = Literal["ring", "shuffled-ring", "permutation", "incast", "storage-reads", "storage-writes"]
+__all__ = ["TrafficOptions", "show_traffic"]
 
 MOST_PAIRS: Final = 8
 """That are named."""
@@ -25,7 +23,7 @@ _LOST_PLANE = re.compile(r"([0-9]{1,9})(?:@([0-9.]{1,12})(?:-([0-9.]{1,12}))?)?"
 
 
 class TrafficOptions(NamedTuple):
-    pattern: Traffic
+    pattern: TrafficPattern
     routing: Routing
     queue_pairs: int
     seed: int

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB
 from fireflyer.netsim import LATENCIES, LatencyName, Settings, simulate
 from fireflyer.planning.amounts import Amount
-from fireflyer.planning.costs import bill_of, bill_of_counts, price_bill
+from fireflyer.planning.costs import BillLine, bill_of, bill_of_counts, price_bill
 from fireflyer.planning.prices import PriceList
 from fireflyer.planning.published.figure import PublishedFigure, PublishedRow, row
 from fireflyer.topology.fabrics import (
@@ -58,6 +60,7 @@ def architecture_costs() -> PublishedFigure:
     )
 
 
+@cache
 def network_costs() -> PublishedFigure:
     ours = zones(
         _gpus(1160),
@@ -104,6 +107,7 @@ def _zone_ports() -> PublishedRow:
     return row("ports of a zone that 1,250 GPU nodes and 180 storage servers need", 800, 625 + 180, how)
 
 
+@cache
 def next_generation() -> PublishedFigure:
     fabric = multi_plane(_gpus(8192, 4), planes=4, radix=128, gbit_per_s=400)
     return PublishedFigure(
@@ -145,6 +149,22 @@ def topologies(prices: PriceList) -> PublishedFigure:
     if prices.currency != "USD":
         raise UsageError(f"the paper's costs are in USD, and the prices in {prices.currency}; give prices in USD")
     rows = []
+    published = {
+        "FT2": (2_048, 96, 2_048, 9, 4.39, 0.01),
+        "MPFT": (16_384, 768, 16_384, 72, 4.39, 0.01),
+        "FT3": (65_536, 5_120, 131_072, 491, 7.5, 0.1),
+        "SF": (32_928, 1_568, 32_928, 146, 4.4, 0.1),
+        "DF": (261_632, 16_352, 384_272, 1_522, 5.8, 0.1),
+    }
+    for name, (endpoints, switches, links, cost, each, step) in published.items():
+        counts, bill = _table_3()[name]
+        price = price_bill(bill, prices, ("gpu",)).price()
+        rows += _topology(name, counts, price, (endpoints, switches, links, cost), each, step)
+    return PublishedFigure("v3-table-3", "network topologies", f"{V3}, table 3", tuple(rows))
+
+
+@cache  # other prices change no count
+def _table_3() -> dict[str, tuple[Counts, tuple[BillLine, ...]]]:
     ideal = {
         "SF": slim_fly_counts(28),
         "DF": dragonfly_counts(nodes_per_switch=16, group_switches=32, global_links=16, groups=511),
@@ -154,21 +174,12 @@ def topologies(prices: PriceList) -> PublishedFigure:
         "MPFT": multi_plane(_gpus(2048, 8), planes=8, radix=64, gbit_per_s=400),
         "FT3": three_layer_tree(_gpus(65_536), radix=64, gbit_per_s=400),
     }
-    published = {
-        "FT2": (2_048, 96, 2_048, 9, 4.39, 0.01),
-        "MPFT": (16_384, 768, 16_384, 72, 4.39, 0.01),
-        "FT3": (65_536, 5_120, 131_072, 491, 7.5, 0.1),
-        "SF": (32_928, 1_568, 32_928, 146, 4.4, 0.1),
-        "DF": (261_632, 16_352, 384_272, 1_522, 5.8, 0.1),
+    return {name: (counts, bill_of_counts(counts)) for name, counts in ideal.items()} | {
+        name: (counts_of(fabric), bill_of(fabric)) for name, fabric in built.items()
     }
-    for name, (endpoints, switches, links, cost, each, step) in published.items():
-        counts = ideal[name] if name in ideal else counts_of(built[name])
-        bill = bill_of_counts(counts) if name in ideal else bill_of(built[name])
-        price = price_bill(bill, prices, ("gpu",)).price()
-        rows += _topology(name, counts, price, (endpoints, switches, links, cost), each, step)
-    return PublishedFigure("v3-table-3", "network topologies", f"{V3}, table 3", tuple(rows))
 
 
+@cache
 def latencies() -> PublishedFigure:
     """Of 64 bytes in a tree, simulated: nodes at one leaf switch, and at two."""
     published: dict[LatencyName, tuple[float, float]] = {"roce": (3.6, 5.6), "infiniband": (2.8, 3.7)}
