@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from fireflyer.base.units import SECOND
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND, parse_bytes
 
-__all__ = ["Duration", "PositiveNumber", "WholeNumber"]
+__all__ = ["ByteSize", "Duration", "PositiveNumber", "WholeNumber"]
 
 _DURATION = re.compile(r"([0-9]{1,6})(s|m|h|d)")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -35,6 +36,23 @@ class PositiveNumber(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number", param, ctx)
         return number
+
+
+class ByteSize(click.ParamType[Any]):
+    """`512KiB`, `4MiB` or `1.5GB`, as bytes; at least one."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int):
+            return value
+        try:
+            size_bytes = parse_bytes(value)
+        except UsageError as error:
+            self.fail(error.message, param, ctx)
+        if size_bytes < 1:
+            self.fail(f"{value} is nothing; give 1 byte or more", param, ctx)
+        return size_bytes
 
 
 class Duration(click.ParamType[Any]):
