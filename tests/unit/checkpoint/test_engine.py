@@ -488,8 +488,10 @@ def test_the_space_of_a_shard_is_reserved_before_the_first_of_several_pieces(
 ) -> None:
     """A single write tells as much."""
     device = SimDisk()
-    run_steps(write_shard(device.mount(), "/s", share_of_bytes(50_000), piece_bytes=piece_bytes))
-    assert [it.operation for it in device.operations if it.path == "/s"][: len(first)] == first
+    disk = device.mount()
+    disk.mkdir("/c")
+    run_steps(write_shard(disk, "/c/s", share_of_bytes(50_000), piece_bytes=piece_bytes))
+    assert [it.operation for it in device.operations if it.path == "/c/s"][: len(first)] == first
 
 
 def test_a_forked_child_has_the_addresses_of_the_memory_and_nothing_that_was_in_it() -> None:
