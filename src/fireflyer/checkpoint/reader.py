@@ -145,8 +145,11 @@ def stored_plans(directory: CheckpointPath, disk: Disk | None = None) -> tuple[P
 
 
 def _look_at_all(storage: Storage, *, deep: bool, other_names: bool = False) -> list[CheckpointInfo]:
-    disk, root, _ = storage
-    names = disk.list(root)
+    disk, root, shown = storage
+    try:
+        names = disk.list(root)
+    except NotFound:
+        raise NotFound(f"{shown} is no directory; give the one in which a job saves its checkpoints") from None
     found = [candidate.name for candidate in candidates(names)]
     if other_names:
         others = [name for name in names if not name.startswith(".") and name not in found]

@@ -100,7 +100,7 @@ def _connected(target: str, token_file: str | None) -> Disk:
             elif not parse_address(prefix).directory:
                 raise UsageError(
                     f"{prefix} asks who you are: name a file with your token in {TOKEN_FILE_VARIABLE} (made by `ff fs "
-                    "admin user add --token`), or give token_file"
+                    "admin user add --token`); in Python also by token_file"
                 )
             files = connect(target, token=token, name="checkpoint", options=DISK_OPTIONS)
             _disks[key] = FileSystemDisk(files, prefix)

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from fireflyer.base.units import SECOND
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND, parse_bytes
 
-__all__ = ["Duration", "NumberOrRange", "PositiveNumber", "WholeNumber"]
+__all__ = ["ByteSize", "Duration", "NumberOrRange", "PositiveNumber", "WholeNumber"]
 
 _DURATION = re.compile(r"([0-9]{1,6})(s|m|h|d)")
 _RANGE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?)(?:-([0-9]{1,12}(?:\.[0-9]{0,12})?))?")
@@ -52,6 +53,23 @@ class NumberOrRange(click.ParamType[Any]):
         if match is None or low > high:
             self.fail(f"{value!r} is no number and no range; write it like 1.2 or 1.0-1.5", param, ctx)
         return low, high
+
+
+class ByteSize(click.ParamType[Any]):
+    """`512KiB`, `4MiB` or `1.5GB`, as bytes; at least one."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int):
+            return value
+        try:
+            size_bytes = parse_bytes(value)
+        except UsageError as error:
+            self.fail(error.message, param, ctx)
+        if size_bytes < 1:
+            self.fail(f"{value} is nothing; give 1 byte or more", param, ctx)
+        return size_bytes
 
 
 class Duration(click.ParamType[Any]):

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.units import GIB
 from fireflyer.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, decode_manifest
 from fireflyer.data.places import Place, place_of, read_whole
@@ -156,7 +156,14 @@ class RecordSet:
         self._options = (max_open_shards, max_index_bytes)
         self._token_file = token_file
         manifest = self._place.below(MANIFEST_NAME)
-        body = decode_manifest(manifest.name, read_whole(manifest, MAX_MANIFEST_BYTES))
+        try:
+            data = read_whole(manifest, MAX_MANIFEST_BYTES)
+        except NotFound:
+            raise NotFound(
+                f"{self.path} is no data set: there is no {MANIFEST_NAME} in it; `ff data pack` makes one, and writes "
+                "that last"
+            ) from None
+        body = decode_manifest(manifest.name, data)
         self.shards = body.shards
         self.names = body.names
         """Shards of the names of records; none where they have no names."""

@@ -480,12 +480,18 @@ def test_a_save_that_cannot_fit_says_what_it_needs_and_writes_nothing() -> None:
     assert same(newest("/c", disk=disk), 10)
 
 
-def test_the_space_of_a_shard_is_reserved_before_anything_is_written() -> None:
+@pytest.mark.parametrize(
+    ("piece_bytes", "first"), [(8192, ["create", "allocate", "pwrite"]), (1 << 20, ["create", "pwrite"])]
+)
+def test_the_space_of_a_shard_is_reserved_before_the_first_of_several_pieces(
+    piece_bytes: int, first: list[str]
+) -> None:
+    """A single write tells as much."""
     device = SimDisk()
-    with manager("/c", disk=device.mount()) as ours:
-        ours.save(10, state_of(10), blocking=True).result()
-    shard = [it.operation for it in device.operations if it.path.endswith(SHARD)]
-    assert shard[:3] == ["create", "allocate", "pwrite"]
+    disk = device.mount()
+    disk.mkdir("/c")
+    run_steps(write_shard(disk, "/c/s", share_of_bytes(50_000), piece_bytes=piece_bytes))
+    assert [it.operation for it in device.operations if it.path == "/c/s"][: len(first)] == first
 
 
 def test_a_forked_child_has_the_addresses_of_the_memory_and_nothing_that_was_in_it() -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -361,7 +362,7 @@ def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(
 ) -> None:
     answer = threading.Event()
 
-    def hanging(disk: Disk, path: str, share: Share, **options: int) -> Steps[ShardRecord]:
+    def hanging(disk: Disk, path: str, share: Share, **options: Any) -> Steps[ShardRecord]:
         if share.rank == 1:
             answer.wait()
         return (yield from write_shard(disk, path, share, **options))
@@ -389,7 +390,7 @@ def test_a_rank_that_does_not_come_to_a_save_is_missed_by_all(tmp_path: Path, di
 def test_a_save_that_one_rank_cannot_finish_in_time_is_given_up_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_rank: int
 ) -> None:
-    def endless(disk: Disk, path: str, share: Share, **options: int) -> Steps[ShardRecord]:
+    def endless(disk: Disk, path: str, share: Share, **options: Any) -> Steps[ShardRecord]:
         while share.rank == slow_rank:
             threading.Event().wait(0.001)
             yield

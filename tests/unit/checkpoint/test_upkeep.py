@@ -71,6 +71,38 @@ def test_ls_shows_steps_sizes_when_and_by_whom(tmp_path: Path, capsys: Capture) 
     assert ff(capsys, "ls", tmp_path / "empty") == (0, f"no checkpoint in {tmp_path / 'empty'}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("ls missing", 1, "missing is no directory; give the one in which a job saves its checkpoints"),
+        ("ls file", 1, "file is no directory; give the one in which a job saves its checkpoints"),
+        ("ls checkpoints/step-00000010", 2, "step-00000010 is a checkpoint: `ff ckpt show` shows it"),
+        ("verify missing", 1, "missing is no directory; give the one in which a job saves its checkpoints"),
+        ("export checkpoints out --max-file 5XB", 2, "'--max-file': size '5XB' is not understood"),
+        ("export checkpoints out --max-file 0", 2, "'--max-file': 0 is nothing; give 1 byte or more"),
+        (
+            "ls ff:///run",
+            2,
+            "name one in the path, as ff://host:7000/path, or in the environment variable FIREFLYER_FS",
+        ),
+        ("ls ff://127.0.0.1:1/run", 2, "name a file with your token in FIREFLYER_FS_TOKEN_FILE"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_to_do(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, line: str, code: int, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("FIREFLYER_FS", "FIREFLYER_FS_TOKEN_FILE", "FF_TOKEN_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    save_all(tmp_path / "checkpoints", [10])
+    (tmp_path / "file").write_text("")
+    found, out, error = ff(capsys, *line.split())
+    assert (found, out) == (code, "")
+    assert error.startswith("error: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
 def test_show_lists_tensors_with_types_shapes_and_sizes(tmp_path: Path, capsys: Capture) -> None:
     save_model(tmp_path)
     code, out, _ = ff(capsys, "show", tmp_path)

@@ -56,13 +56,15 @@ def test_verify_names_what_is_damaged_and_fails(packed: Path, capsys: Capture) -
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["info", "nowhere"], 1, "nowhere/dataset.json: no such file"),
-        (["verify", "nowhere"], 1, "nowhere/dataset.json: no such file"),
+        (["info", "nowhere"], 1, "nowhere is no data set: there is no dataset.json in it; `ff data pack` makes one"),
+        (["verify", "a.jsonl"], 1, "a.jsonl is no data set: there is no dataset.json in it"),
+        (["pack", "a.jsonl", "a.jsonl"], 1, "a.jsonl is a file; the data set needs a directory"),
+        (["pack", "--shard-size", "5QB", "a.jsonl", "set2"], 2, "--shard-size: size '5QB' is not understood"),
         (["pack", "nothing", "set2"], 1, "nothing: no such file"),
         (["pack", "a.jsonl", "set"], 1, "set holds a data set already"),
         (["pack", "--field", "x", "a.jsonl", "set2"], 2, "a field is of JSONL; the format is files"),
         (["pack", "--shard-size", "1B", "a.jsonl", "set2"], 2, "--shard-size 1B: it must be 4.0 KiB to 256.0 GiB"),
-        (["pack", "-f", "jsonl", "--tokenizer", "none", "a.jsonl", "set2"], 1, "none: no such file"),
+        (["pack", "-f", "jsonl", "--tokenizer", "none", "a.jsonl", "set2"], 1, "tokenizer 'none' is no file; give"),
         (
             ["pack", "-f", "jsonl", "--field", "y", "a.jsonl", "set2"],
             1,

@@ -6,7 +6,7 @@ import click
 
 from fireflyer.base.units import counted, format_bytes
 from fireflyer.cli.fs.files.common import clean
-from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.numbers import ByteSize, WholeNumber
 
 __all__ = ["export_command", "import_command"]
 
@@ -19,16 +19,15 @@ Examples:
 @click.argument("target", metavar="DIR")
 @click.option("--prefix", metavar="TEXT",
               help="Tensors whose names begin with TEXT, without it; '' is all.  [default: the model's]")  # fmt: skip
-@click.option("--max-file", "max_file", metavar="SIZE", default="5GB", show_default=True,
+@click.option("--max-file", "max_file_bytes", type=ByteSize(), metavar="SIZE", default="5GB", show_default=True,
               help="Tensors in one file; a larger tensor has a file of its own.")  # fmt: skip
-def export_command(*, path: str, target: str, prefix: str | None, max_file: str) -> int:
+def export_command(*, path: str, target: str, prefix: str | None, max_file_bytes: int) -> int:
     """Write the tensors of the checkpoint PATH, or of the newest in PATH, into the new directory DIR, whole, however
     they were sharded: model.safetensors, or several files with model.safetensors.index.json, as Hugging Face names
     them. Everything is verified on the way; memory does not grow with the model."""
-    from fireflyer.base.units import parse_bytes
     from fireflyer.checkpoint.exporting import export
 
-    done = export(path, target, prefix=prefix, max_file_bytes=parse_bytes(max_file))
+    done = export(path, target, prefix=prefix, max_file_bytes=max_file_bytes)
     what = f"{counted(done.tensors, 'tensor')}, {format_bytes(done.size_bytes)}"
     click.echo(f"{clean(target)}: {what} in {counted(len(done.files), 'file')}")
     return 0

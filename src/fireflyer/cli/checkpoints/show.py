@@ -30,6 +30,8 @@ def ls_command(*, directory: str, as_json: bool) -> int:
     from fireflyer.checkpoint import describe
 
     found = describe(directory, other_names=True)
+    if not found:
+        _refuse_checkpoint(directory)
     if as_json:
         for info in found:
             click.echo(msgspec.json.encode(info))
@@ -40,6 +42,17 @@ def ls_command(*, directory: str, as_json: bool) -> int:
     rows = [("NAME", "STEP", "SIZE", "RANKS", "SAVED", "BY", "STATE")]
     click.echo(columns([*rows, *map(_row, found)]))
     return 0
+
+
+def _refuse_checkpoint(directory: str) -> None:
+    """Who names a checkpoint, and not the directory of several, is told so, and not that there is none."""
+    from fireflyer.base.errors import UsageError
+    from fireflyer.checkpoint.core.names import MANIFEST_FILE
+    from fireflyer.checkpoint.storage import open_storage
+
+    disk, root, shown = open_storage(directory)
+    if disk.exists(f"{root}/{MANIFEST_FILE}"):
+        raise UsageError(f"{shown} is a checkpoint: `ff ckpt show` shows it; `ff ckpt ls` takes the directory above")
 
 
 def _row(info: CheckpointInfo) -> tuple[str, ...]:

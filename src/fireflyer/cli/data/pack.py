@@ -106,7 +106,10 @@ def pack_command(
 def _shard_bytes(text: str) -> int:
     from fireflyer.data.shard_format import MAX_SHARD_BYTES
 
-    size = parse_bytes(text)
+    try:
+        size = parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(f"--shard-size: {error.message}") from None
     if not _MIN_SHARD_BYTES <= size <= MAX_SHARD_BYTES:
         raise UsageError(
             f"--shard-size {text}: it must be {format_bytes(_MIN_SHARD_BYTES)} to {format_bytes(MAX_SHARD_BYTES)}"

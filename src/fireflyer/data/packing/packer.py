@@ -79,6 +79,8 @@ def pack(paths: Sequence[str], target: str, encoding: Encoding, options: PackOpt
     _check(options)
     inputs = find_inputs(paths, options.format, token_file=options.token_file)
     disk, directory, shown = disk_of(target, token_file=options.token_file)
+    if disk.exists(directory) and not disk.is_dir(directory):
+        raise Exists(f"{shown} is a file; the data set needs a directory, which is made: give a new one")
     make_directories(disk, directory)
     if MANIFEST_NAME in disk.list(directory):
         with contextlib.suppress(NotFound):

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.data.tokenizer import END_OF_TEXT, BpeTokenizer, ByteTokenizer
 from fireflyer.native import crc32c
 
@@ -103,5 +103,15 @@ def encoding_of(tokenizer: str | None, *, end_of_text: bool = True) -> Encoding:
         if not end_of_text:
             raise UsageError("end of text is of tokens; give a tokenizer, or leave it out")
         return Encoding()
-    made = ByteTokenizer() if tokenizer == _BYTES_TOKENIZER else BpeTokenizer.load(tokenizer)
-    return Encoding(made, end_of_text=end_of_text)
+    return Encoding(_tokenizer(tokenizer), end_of_text=end_of_text)
+
+
+def _tokenizer(given: str) -> BpeTokenizer:
+    if given == _BYTES_TOKENIZER:
+        return ByteTokenizer()
+    try:
+        return BpeTokenizer.load(given)
+    except NotFound:
+        raise NotFound(
+            f"tokenizer {given!r} is no file; give one that BpeTokenizer.save wrote, or the word {_BYTES_TOKENIZER}"
+        ) from None

@@ -29,8 +29,8 @@ def require_target(given: str | None = None) -> str:
     target = given or os.environ.get(TARGET_VARIABLE) or default_target()
     if not target:
         raise UsageError(
-            "no cluster is named, and none was started here (`ff fs up -d`); use ff://host:7000/path, the option "
-            f"target, or the environment variable {TARGET_VARIABLE}"
+            "no cluster is named, and none was started here (`ff fs up -d`): name one in the path, as "
+            f"ff://host:7000/path, or in the environment variable {TARGET_VARIABLE} (in Python also by target)"
         )
     return target
 

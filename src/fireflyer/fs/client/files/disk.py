@@ -156,9 +156,12 @@ class FileSystemFile(DiskFile):
         with self._writing("fsync"):
             self._file.fsync()
 
-    def begin_fsync(self) -> Coroutine[Any, Any, None]:
-        """For who runs it beside others, and then says how it ended: `fsynced`."""
+    def check_usable(self) -> None:
+        """Raises as every call does where the file is closed, or given up."""
         self._check(0)
+
+    def begin_fsync(self) -> Coroutine[Any, Any, None]:
+        """Of one that is usable, for who runs it beside others, and then says how it ended: `fsynced`."""
         return self._file.file.fsync()
 
     def fsynced(self, error: BaseException | None) -> None:
@@ -262,9 +265,17 @@ class FileSystemDisk(Disk):
         ours = [file for file in files if isinstance(file, FileSystemFile)]
         if len(ours) < len(files):
             raise InvariantViolation("a file of another disk")
+        for file in ours:
+            file.check_usable()
         ends = self._files.run(self._together([file.begin_fsync() for file in ours]))
+        failed: FireflyerError | None = None
         for file, end in zip(ours, ends, strict=True):
-            file.fsynced(end)
+            try:
+                file.fsynced(end)
+            except FireflyerError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     async def _together(self, work: Sequence[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
         return await self._files.files.open_files.port.together(work)
