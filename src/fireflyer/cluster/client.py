@@ -22,7 +22,7 @@ import msgspec
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, TransientError
 from fireflyer.base.health_event import HealthEvent
-from fireflyer.cluster.core.health.findings import Finding
+from fireflyer.cluster.core.health.findings import finding_of
 from fireflyer.cluster.core.objects.log_follow import Heard
 from fireflyer.cluster.core.platform.commands import (
     AddReservation,
@@ -275,7 +275,7 @@ class Client(Requests):
     def report_fault(self, name: str, fault: HealthEvent) -> str:
         """Have a node taken out for a fault that was measured on it, with a ticket where its health is checked. For
         operators."""
-        return self.command(ReportFault(name, msgspec.convert(msgspec.to_builtins(fault), Finding)))
+        return self.command(ReportFault(name, finding_of(fault)))
 
     def resume_node(self, name: str) -> str:
         return self.command(ResumeNode(name))

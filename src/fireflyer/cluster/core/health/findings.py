@@ -9,7 +9,17 @@ import msgspec
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
 
-__all__ = ["MAX_LINES", "PROGRAM", "Finding", "covers", "findings_of", "is_certain", "is_fault", "no_result"]
+__all__ = [
+    "MAX_LINES",
+    "PROGRAM",
+    "Finding",
+    "covers",
+    "finding_of",
+    "findings_of",
+    "is_certain",
+    "is_fault",
+    "no_result",
+]
 
 MAX_LINES: Final = 256
 """Of one run of the checks."""
@@ -19,6 +29,11 @@ PROGRAM: Final = "health_program"
 
 class Finding(HealthEvent, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A health event as it is kept: a check of a newer release may say more than this one knows."""
+
+
+def finding_of(event: HealthEvent) -> Finding:
+    """As it is kept."""
+    return Finding(**msgspec.structs.asdict(event))
 
 
 def is_fault(event: Finding) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.health_event import HealthEvent
-from fireflyer.cluster.core.health.findings import Finding
+from fireflyer.cluster.core.health.findings import finding_of
 from fireflyer.cluster.core.health.messages import Effect
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.records import (
@@ -132,7 +132,7 @@ class NodeRepair:
 
     def drained(self, fault: HealthEvent, now_ns: int) -> None:
         """The node is drained by us, and has this fault now."""
-        record, found = self.health, _finding(fault)
+        record, found = self.health, finding_of(fault)
         if record.state in TAKES_TASKS:
             self._repairs.drain(record, found, now_ns)
         elif record.state is RepairState.TESTING:
@@ -181,7 +181,3 @@ class NodeRepair:
         if self.health.state not in OUT:
             raise UsageError(f"node {self._node} is {self.health.state.value}: ff has not drained it for a fault")
         self._repairs.repaired(self.health, remedy, words, by, now_ns)
-
-
-def _finding(event: HealthEvent) -> Finding:
-    return msgspec.convert(msgspec.to_builtins(event), Finding)
