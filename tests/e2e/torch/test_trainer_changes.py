@@ -13,7 +13,14 @@ from tests.support.torch_ranks.processes import Ended, run_torch_ranks
 from tests.support.trainer.recipes import raw_recipe
 
 from fireflyer.data import RecordSetWriter
-from fireflyer.recipes.trainer.core.figures import MetricsLine, PipelineLine, QuantizationLine, StartLine, StepLine
+from fireflyer.recipes.trainer.core.figures import (
+    ExpertsLine,
+    MetricsLine,
+    PipelineLine,
+    QuantizationLine,
+    StartLine,
+    StepLine,
+)
 from fireflyer.recipes.trainer.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -25,9 +32,9 @@ DEEPSEEK: Final = {"kind": "deepseek", "preset": "tiny", "vocabulary": 256}
 ZBV: Final = {"pipeline": 2, "schedule": "zbv"}
 CHANGES: Final[dict[str, tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]]] = {
     "a V of stages, one rank, shards": (GPT, [(2, ZBV), (1, {}), (2, {"shard": 2, "zero": 3})]),
-    "experts, stages, one rank": (
+    "stages, experts on ranks by their loads, one rank": (
         DEEPSEEK,
-        [(2, {"replicate": 2, "expert": 2}), (2, {"pipeline": 2, "schedule": "1f1b"}), (1, {})],
+        [(2, {"pipeline": 2, "schedule": "1f1b"}), (2, {"replicate": 2, "expert": 2}), (1, {})],
     ),
 }
 
@@ -52,6 +59,7 @@ def run(base: Path, name: str, ranks: int, model: dict[str, Any], plan: dict[str
         checkpoint={"directory": name, "period_steps": SAVED},
         plan={"precision": {"parameters": "fp32", "compute": "fp32"}, **plan},
         optimizer={"steps": STEPS},
+        experts={"placement": "measured" if "expert" in plan else "fixed"},
     )
     recipe = {**raw, "model": model}
     return run_torch_ranks(f"tests.support.torch_ranks.{module}", [0] * ranks, recipe=recipe, base=str(base), **more)
@@ -76,6 +84,9 @@ def test_a_run_goes_on_with_another_plan_as_one_process_would(base: Path, name: 
     lines = read_metrics(str(base / f"{name}.jsonl"))
     begun = [(one.step, one.world_size) for one in lines if isinstance(one, StartLine)]
     assert begun == [(SAVED * number, ranks) for number, (ranks, _) in enumerate(starts)]
+    placed = [one for one in lines if isinstance(one, ExpertsLine)]
+    assert [one.step for one in placed] == [SAVED] * (model["kind"] == "deepseek")
+    assert all(any(layer.after < layer.before for layer in one.layers) for one in placed), "some were moved"
     found, expected = losses(lines), losses(read_metrics(str(base / f"{alone}.jsonl")))
     assert found.keys() == expected.keys() == set(range(1, STEPS + 1))
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-10)

@@ -314,7 +314,7 @@ FORMATS: Final = (
     Format("codesign.node-file", "toml", NodeModel, revision=3),
     Format("codesign.plan-file", "toml", PlanFile, revision=2),
     # Training from a recipe.
-    Format("trainer.recipe", "object", Recipe, revision=2),
+    Format("trainer.recipe", "object", Recipe, revision=3),
     Format("trainer.metrics-line", "json", MetricsLine, revision=4),
     Format("trainer.anomaly-state", "object", AnomalyState),
     Format("trainer.data-state", "object", DataState),

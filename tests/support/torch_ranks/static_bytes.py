@@ -2,8 +2,8 @@
 
 `cases` are tables of recipes by name, as `raw_recipe` takes them. The result has for each the bytes on this rank of
 parameters, of gradients as the step is taken, and of optimizer states after it, without counts of steps. Copies of one
-parameter that are one tensor count once. Of FSDP what is whole between the first micro-batch and the second counts, too:
-parameters beside their shards, and gradients in the place of shards that come later.
+parameter that are one tensor count once. Of FSDP what is whole between the first micro-batch and the second counts,
+too: parameters beside their shards, and gradients in the place of shards that come later.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import Experts
-from fireflyer.codesign.parallel.expert_placement import imbalance, pack, place_experts, plan_replicas
+from fireflyer.codesign.parallel.expert_placement import imbalance, pack, place_experts
 
 
 def experts_of(routed: int, groups: int = 1, groups_per_token: int = 1) -> Experts:
@@ -93,15 +93,6 @@ def test_loads_without_tokens_change_nothing() -> None:
     assert (found.order, found.before, found.after) == ((0, 1, 2, 3), 1.0, 1.0)
 
 
-def test_copies_are_of_the_experts_with_most_tokens() -> None:
-    found = plan_replicas([90.0, 10.0, 10.0, 10.0], 4, 4)
-    assert found.copies == (5, 1, 1, 1)
-    assert found.before == 3.0
-    assert found.after == pytest.approx(36 / 30)
-    assert sorted(itertools.chain(*found.ranks)) == [0, 0, 0, 0, 0, 1, 2, 3]
-    assert plan_replicas([1.0, 2.0], 0, 2).before == plan_replicas([1.0, 2.0], 0, 2).after
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -109,8 +100,6 @@ def test_copies_are_of_the_experts_with_most_tokens() -> None:
         (lambda: pack([1, math.nan], 2), "a load is negative, or no number"),
         (lambda: place_experts([1.0], experts_of(2), 1), "1 loads for 2 experts"),
         (lambda: place_experts([1.0] * 4, experts_of(4), 3), "4 experts do not divide over 3 ranks on 1 nodes"),
-        (lambda: plan_replicas([1.0, 2.0], 1, 2), "3 loads do not divide into 2 equal parts"),
-        (lambda: plan_replicas([1.0, 2.0], -2, 2), "-2 redundant experts"),
     ],
 )
 def test_what_does_not_divide_is_refused(call: object, message: str) -> None:

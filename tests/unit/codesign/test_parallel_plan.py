@@ -179,6 +179,17 @@ def test_memory_of_states_by_zero_stage() -> None:
         assert found == pytest.approx(parameters * per_parameter, abs=3)
 
 
+def test_zero_1_keeps_whole_gradients_between_micro_batches_and_fsdp_fp32_shards_beside_whole_parameters() -> None:
+    parameters = count_parameters(LLAMA).total
+    for sequences, gradient in ((128, 4.0), (64, 4 / 64)):
+        precision = Precision(parameters="fp32", compute="fp32")
+        given = plan(pipeline=1, shard=64, zero=1, batch_sequences=sequences, precision=precision)
+        (memory,) = plan_memory(given, LLAMA)
+        assert memory.gradients == pytest.approx(parameters * gradient, abs=1)
+        assert memory.parameters == pytest.approx(parameters * (4 + 4 / 64), abs=1)
+        assert memory.states == pytest.approx(parameters * 8 / 64, abs=1)
+
+
 def test_states_of_an_expert_are_divided_over_ranks_with_the_same_experts() -> None:
     """Stage 2 of V3 on DualPipe: 8 layers, their experts over 64 ranks, of which 2 have the same ones."""
     memory = plan_memory(V3_PLAN, V3)[2]

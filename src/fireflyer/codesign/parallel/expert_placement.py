@@ -1,10 +1,9 @@
-"""Which experts share a rank, from how many tokens each of them got; and which to copy.
+"""Which experts share a rank, from how many tokens each of them got.
 
 A layer waits for the rank whose experts have most tokens. `place_experts` renumbers the experts of a layer so that the
 consecutive ones of each rank have about equal loads; it is exact about what limits it: each rank has as many experts as
 the others, and where routing is limited to some groups of experts, the experts of a group stay neighbours, so that a
-group is on one node. `plan_replicas` says what copies of the most loaded experts would gain (EPLB, DeepSeek-V3, 3.4):
-it is a plan only, no rank trains copies.
+group is on one node.
 
 Packing is greedy, the largest load first, then pairs are exchanged while that makes the fuller one of two ranks less
 full. Deterministic: equal loads are taken in the order of their numbers.
@@ -21,7 +20,7 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import Experts
 
-__all__ = ["ExpertOrder", "ReplicaPlan", "imbalance", "pack", "place_experts", "plan_replicas"]
+__all__ = ["ExpertOrder", "imbalance", "pack", "place_experts"]
 
 MAX_EXCHANGES: Final = 1 << 12
 """Of pairs in one packing."""
@@ -34,18 +33,6 @@ class ExpertOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Of each new number: the number before. Ranks have consecutive new numbers."""
     before: float
     """Load of the fullest rank over the mean of all ranks, as experts were."""
-    after: float
-
-
-class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Experts with copies on several ranks, each of which gets an equal part of the tokens."""
-
-    copies: tuple[int, ...]
-    """Of each expert, 1 or more."""
-    ranks: tuple[tuple[int, ...], ...]
-    """Experts of each rank."""
-    before: float
-    """Load of the fullest rank over the mean, without copies: as `place_experts` packs without limits."""
     after: float
 
 
@@ -144,22 +131,3 @@ def _within_groups(loads: Sequence[float], experts: Experts, ranks: int, nodes: 
     for group in (one for node in placed for one in node):
         for rank in pack([loads[expert] for expert in of_group[group]], ranks // groups):
             yield from (of_group[group][at] for at in rank)
-
-
-def plan_replicas(loads: Sequence[float], redundant: int, ranks: int) -> ReplicaPlan:
-    """`redundant` copies, each of the expert whose copies have most tokens then, over `ranks`. Raises `UsageError`
-    where experts, or experts with copies, do not divide over the ranks."""
-    if redundant < 0:
-        raise UsageError(f"{redundant} redundant experts; use 0 or more")
-    copies = [1] * len(loads)
-    for _ in range(redundant):
-        copies[max(range(len(loads)), key=lambda one: (loads[one] / copies[one], -one))] += 1
-    each = [(expert, loads[expert] / copies[expert]) for expert in range(len(loads)) for _ in range(copies[expert])]
-    packed = pack([load for _, load in each], ranks)
-    alone = [expert for rank in pack(loads, ranks) for expert in rank]
-    return ReplicaPlan(
-        copies=tuple(copies),
-        ranks=tuple(tuple(each[at][0] for at in rank) for rank in packed),
-        before=imbalance([loads[expert] for expert in alone], ranks),
-        after=imbalance([each[at][1] for rank in packed for at in rank], ranks),
-    )

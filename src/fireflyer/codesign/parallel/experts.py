@@ -14,10 +14,10 @@ from typing import NamedTuple
 from fireflyer.codesign.model import Experts
 from fireflyer.codesign.parallel.plan import ParallelPlan
 
-__all__ = ["Copies", "copies_per_token", "expected_places", "nodes_per_token"]
+__all__ = ["TokenCopies", "copies_per_token", "expected_places", "nodes_per_token"]
 
 
-class Copies(NamedTuple):
+class TokenCopies(NamedTuple):
     """Rows that are sent for one token in a dispatch, and come back in the combine: the mean over tokens."""
 
     remote: float
@@ -72,10 +72,10 @@ def _remote_of_split_nodes(experts: Experts, expert: int, gpus: int) -> float:
     return worst
 
 
-def copies_per_token(plan: ParallelPlan, experts: Experts, gpus: int) -> Copies:
+def copies_per_token(plan: ParallelPlan, experts: Experts, gpus: int) -> TokenCopies:
     """Of a plan on nodes of `gpus` GPUs."""
     if plan.expert == 1:
-        return Copies(0.0, 0.0, 0.0)
+        return TokenCopies(0.0, 0.0, 0.0)
     if plan.expert % gpus and gpus % plan.expert:
         remote = _remote_of_split_nodes(experts, plan.expert, gpus)
     else:
@@ -83,4 +83,4 @@ def copies_per_token(plan: ParallelPlan, experts: Experts, gpus: int) -> Copies:
         remote = nodes_per_token(experts, nodes) * (nodes - 1) / nodes
     ranks = min(expected_places(experts.routed, experts.per_token, plan.expert), float(experts.per_token))
     others = 1 - 1 / min(gpus, plan.expert)  # of the ranks of a node, those that a forwarder sends to
-    return Copies(remote, ranks * others, experts.per_token * others)
+    return TokenCopies(remote, ranks * others, experts.per_token * others)

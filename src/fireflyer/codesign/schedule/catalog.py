@@ -34,7 +34,7 @@ class ScheduleKind(NamedTuple):
     stages_per_rank: int | None
     """None: any number."""
     replicas: int
-    """Copies of the parameters that a pipeline keeps."""
+    """TokenCopies of the parameters that a pipeline keeps."""
     summary: str
 
 

@@ -1,7 +1,7 @@
 """Experts on ranks by the tokens that they got, when a run goes on.
 
-The tokens of each expert are counted while a run trains, and are in its checkpoints. With `placement = "measured"` a run
-that goes on renumbers the experts of each layer, so that its ranks have about equal loads
+The tokens of each expert are counted while a run trains, and are in its checkpoints. With `placement = "measured"` a
+run that goes on renumbers the experts of each layer, so that its ranks have about equal loads
 (`codesign.parallel.expert_placement`). The checkpoint after it has the experts in their new order, with gates in the
 same one: it is one of an ordinary model, for any plan.
 """
@@ -9,31 +9,22 @@ same one: it is one of an ordinary model, for any plan.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.codesign.model import ModelShape
-from fireflyer.codesign.parallel.expert_placement import ExpertOrder, place_experts
+from fireflyer.codesign.parallel.expert_placement import place_experts
 from fireflyer.recipes.trainer.arrangements import Arrangement
+from fireflyer.recipes.trainer.core.figures import LayerLoads
 from fireflyer.training.experts.renumbering import renumber_experts
 from fireflyer.training.mesh import PlanMesh
 from fireflyer.training.process_groups import communicator_beside
 
-__all__ = ["LOADS", "Placed", "loads_of", "place_measured"]
+__all__ = ["LOADS", "loads_of", "place_measured"]
 
 LOADS: Final = "expert_loads"
 """Name among the values of a checkpoint."""
 _MAX_TOKENS: Final = 1 << 62
-
-
-class Placed(NamedTuple):
-    """What came of it, over all layers."""
-
-    layers: int
-    """In which experts were moved."""
-    before: float
-    """Load of the fullest rank over the mean, in the layer where it is largest."""
-    after: float
 
 
 def loads_of(values: Mapping[str, Any], shape: ModelShape) -> dict[str, list[int]]:
@@ -47,31 +38,25 @@ def loads_of(values: Mapping[str, Any], shape: ModelShape) -> dict[str, list[int
         good = isinstance(counts, list) and len(counts) == routed
         if not good or not all(type(one) is int and 0 <= one < _MAX_TOKENS for one in counts):
             raise DataCorruption(
-                f"{LOADS} of the checkpoint has no counts of {routed} experts for {name!r}; go on from an older checkpoint"
+                f"{LOADS} of the checkpoint has no counts of {routed} experts for {name!r}; go on from an older one"
             )
     return loads
 
 
 def place_measured(
     arrangement: Arrangement, mesh: PlanMesh, shape: ModelShape, loads: Mapping[str, list[int]]
-) -> Placed:
-    """Renumbers the experts of all layers by `loads`, the same on all ranks. Collective."""
+) -> tuple[LayerLoads, ...]:
+    """Renumbers the experts of all layers by `loads`, the same on all ranks, and says what comes of it. Collective."""
     group, experts = mesh.group("expert"), shape.experts
     nodes = len(set(communicator_beside(group).plan.node_of_rank))
-    orders: list[ExpertOrder] = []
     here = dict(arrangement.module.named_modules())
+    layers = []
     for gate, counts in loads.items():
         if experts is None or not any(counts):
             continue
         found = place_experts([float(one) for one in counts], experts, group.size(), nodes)
-        orders.append(found)
         layer = here.get(gate.rpartition(".")[0])  # another stage of the pipeline may have it
         if layer is not None and found.order != tuple(range(len(counts))):
             renumber_experts(layer, found.order, arrangement.optimizer, group)
-    moved = [one for one in orders if one.order != tuple(range(len(one.order)))]
-    worst = max(orders, key=lambda one: one.before, default=None)
-    return Placed(
-        layers=len(moved),
-        before=1.0 if worst is None else worst.before,
-        after=max((one.after for one in orders), default=1.0),
-    )
+        layers.append(LayerLoads(gate=gate, tokens=tuple(counts), before=found.before, after=found.after))
+    return tuple(layers)

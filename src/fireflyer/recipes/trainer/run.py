@@ -33,6 +33,7 @@ from fireflyer.recipes.trainer.core.course import adamw_settings, evaluation_due
 from fireflyer.recipes.trainer.core.figures import (
     AnomalyLine,
     EvaluationLine,
+    ExpertsLine,
     MetricsLine,
     StartLine,
     StepLine,
@@ -253,9 +254,9 @@ def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.Exi
             cleanup.callback(run.metrics.close)
         _write_start(run, loop, identity)
         _say(run, f"going on after step {loop.step}" if resumed else f"starting, {last} steps")
-        _open_data(run)
         if resumed:
             _place_experts(run, loop)
+        _open_data(run)
         with Tracer(recipe.metrics.profile if run.env.rank == 0 else None, run.device.type) as tracer:
             for step in loop.steps(last):
                 tracer.before(step)
@@ -347,13 +348,16 @@ def _place_experts(run: _Run, loop: TrainingLoop) -> None:
     if run.recipe.experts.placement == "fixed" or not loads:
         run.arrangement.balance.count_from(loads)
         return
-    placed = place_measured(run.arrangement, run.mesh, run.shape, loads)
-    loop.values[LOADS] = run.arrangement.balance.loads  # from here on, of the new order
-    _say(
-        run,
-        f"experts of {placed.layers} layers put on other ranks: the fullest had {placed.before:.2f} of the mean load, it "
-        f"would have {placed.after:.2f}",
-    )
+    layers = place_measured(run.arrangement, run.mesh, run.shape, loads)
+    loop.values[LOADS] = run.arrangement.balance.loads  # from here on, of the new numbers
+    run.write(ExpertsLine(step=loop.step, layers=layers))
+    if layers:
+        worst = max(layers, key=lambda one: one.before)
+        _say(
+            run,
+            f"experts put on ranks by their tokens: in {worst.gate} the fullest had {worst.before:.2f} of the mean, "
+            f"now {worst.after:.2f}",
+        )
 
 
 def _open_data(run: _Run) -> None:

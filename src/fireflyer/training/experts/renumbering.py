@@ -25,9 +25,9 @@ def renumber_experts(
     """Puts the experts of `layer` in the `order`, for each new number the number before, with the states that
     `optimizer` has of them. Collective over `group`, whose ranks have consecutive experts.
 
-    The layer has `gate.weight [E, h]`, a buffer `gate.e_score_correction_bias [E]`, and parameters of `experts`, stacked
-    along their first dimension: this rank's, or DTensors of which it has a part. Raises `UsageError` for an order that
-    does not fit.
+    The layer has `gate.weight [E, h]`, a buffer `gate.e_score_correction_bias [E]`, and parameters of `experts`,
+    stacked along their first dimension: this rank's, or DTensors of which it has a part. Raises `UsageError` for an
+    order that does not fit.
     """
     gate, experts = layer.get_submodule("gate"), layer.get_submodule("experts")
     weight = gate.get_parameter("weight")

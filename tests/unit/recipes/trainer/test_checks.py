@@ -122,6 +122,10 @@ def test_experts_are_divided_over_replicas(plan: dict[str, Any], reason: str | N
     assert len(found) == (reason is not None)
     assert all(one.startswith(str(reason)) for one in found)
     guarded = reasons(deepseek({"replicate": 2, "expert": 2}, guard={"period_steps": 2}), shape)
+    measured = deepseek({"replicate": 2}, experts={"placement": "measured"})
+    assert reasons(measured, shape) == [
+        "[experts] placement = 'measured' with expert = 1: all experts are on one rank; use placement = 'fixed'"
+    ]
     assert guarded == ["[guard] compares replicas, and with expert = 2 they differ; use period_steps = 0"]
 
 

@@ -18,6 +18,8 @@ __all__ = [
     "AnomalyLine",
     "EvaluationLine",
     "ExchangeLine",
+    "ExpertsLine",
+    "LayerLoads",
     "MetricsLine",
     "PipelineLine",
     "QuantizationLine",
@@ -143,7 +145,31 @@ class ExchangeLine(
     """Of that, time in which the rank computed."""
 
 
-MetricsLine = StartLine | StepLine | AnomalyLine | EvaluationLine | QuantizationLine | PipelineLine | ExchangeLine
+class LayerLoads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One layer with experts."""
+
+    gate: str
+    """Name in the model."""
+    tokens: tuple[int, ...]
+    """That each expert got, by its number before."""
+    before: float
+    """Load of the fullest rank over the mean."""
+    after: float
+    """As it would have been with the new numbers; the same where experts were left."""
+
+
+class ExpertsLine(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="experts", forbid_unknown_fields=True
+):
+    """Experts were put on ranks by their loads, after this many steps."""
+
+    step: int
+    layers: tuple[LayerLoads, ...]
+
+
+MetricsLine = (
+    StartLine | StepLine | AnomalyLine | EvaluationLine | QuantizationLine | PipelineLine | ExchangeLine | ExpertsLine
+)
 
 
 def rates(
