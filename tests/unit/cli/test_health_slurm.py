@@ -222,13 +222,18 @@ def shown(node: Path, capsys: Capture) -> str:
 
 
 def test_the_second_fault_of_a_part_waits_for_a_person_who_says_what_was_done(
-    node: Path, cluster: Slurm, capsys: Capture
+    node: Path, cluster: Slurm, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for state in ("drained", "idle", "drained", "drained"):
         (node / "broken").touch() if cluster.reason == "none" else (node / "broken").unlink()
         assert slurm(node, "check", "--back-off", "1s") == 0
         assert (cluster.directory / "state").read_text().strip() == state
     assert "reboot is due, ticket 1: do it, then `ff health slurm repair reboot`" in capsys.readouterr().out
+    assert "; reboot is due (" in cluster.reason
+    monkeypatch.setenv("SUDO_USER", "ann")
+    capsys.readouterr()
+    assert main(["health", "slurm", "show", "--node", "other", "--state", str(node / "state")]) == 1
+    assert "is of node me, not of other" in capsys.readouterr().err
     assert main(["health", "slurm", "repair", "reboot", "power cycled", "--state", str(node / "state")]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^health +testing since .*: reboot was done: power cycled; it is tested$", out, re.MULTILINE)
@@ -237,7 +242,7 @@ def test_the_second_fault_of_a_part_waits_for_a_person_who_says_what_was_done(
     out = shown(node, capsys)
     assert re.search(r"^health +probation since", out, re.MULTILINE)
     assert re.search(r"^part +2 faults of it in 28 days$", out, re.MULTILINE)
-    assert re.search(r" reboot +power cycled", out)
+    assert re.search(r"ann.* reboot +power cycled", out)
 
 
 def test_a_node_that_has_forgotten_its_drain_opens_a_ticket_by_the_reason(
@@ -253,6 +258,10 @@ def test_a_repair_is_refused_where_nothing_was_drained_and_words_are_checked(
     node: Path, cluster: Slurm, capsys: Capture
 ) -> None:
     where = ("--state", str(node / "state"))
+    assert main(["health", "slurm", "show", *where]) == 1
+    assert f"nothing is remembered in {node / 'state'}; give the --state" in capsys.readouterr().err
+    assert not (node / "state").exists()
+    assert slurm(node, "check") == 0
     assert shown(node, capsys) == "node     me\nhealth   healthy\n"
     assert main(["health", "slurm", "repair", "reboot", *where]) != 0
     assert "node me is healthy: ff has not drained it for a fault" in capsys.readouterr().err

@@ -267,6 +267,29 @@ def test_the_breaker_holds_a_node_while_as_many_are_out_as_may_be() -> None:
     assert decided(node(), *others[:37], edited, out[1], evidence=found(LOST)).drain, "a person has it"
 
 
+def test_a_node_that_waits_for_a_person_says_so_and_leaves_room_for_another() -> None:
+    others = [node(f"n{number}") for number in range(18)]
+    due = WELL._replace(repair="reboot is due, ticket 1", remedy="reboot")
+    for event, end in ((FULL, "; reboot is due ("), (XID, "; reboot is due; validate it (")):
+        first = own(event, "x", since_s=1)
+        reason = decided(first, evidence=due).drain
+        assert end in reason
+        assert decided(first, evidence=found(event)._replace(remedy="reboot")).drain == reason
+        waits = msgspec.structs.replace(first, reason=reason)
+        assert is_own(waits)
+        again = decided(waits, evidence=due)
+        assert (again.drain, again.undrain) == ("", False), "once"
+        assert "; rma is due" in decided(waits, evidence=due._replace(remedy="rma")).drain
+        assert decided(waits, evidence=WELL._replace(validated=True), step="resume").undrain
+        assert decided(node(), *others, waits, evidence=found(LOST), step="prolog").drain
+        second = own(LOST, "y", since_s=2)
+        assert decided(node(), *others[1:], waits, second, evidence=found(LOST)).held
+        second = msgspec.structs.replace(second, reason=decided(second, evidence=due).drain)
+        assert decided(node(), *others[1:], waits, second, evidence=found(LOST)).held, "up to a second share"
+    long = msgspec.structs.replace(XID, words="x" * 400)
+    assert len(decided(own(long), evidence=due).drain) <= 200
+
+
 def test_of_nodes_that_drained_themselves_at_once_the_last_ones_serve_again() -> None:
     nodes = {name: own(LOST, name, busy=True, since_s=since_s) for name, since_s in (("a", 2), ("b", 1), ("c", 2))}
     args = (nodes, found(LOST), DrainRecord(), LIMITS, NOW_S)

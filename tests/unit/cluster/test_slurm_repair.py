@@ -35,7 +35,7 @@ class Node:
 
     def fails(self, event: object = LINK, *, busy: bool = False) -> str:
         repair = self.repair
-        repair.drained(event, self.now_ns)  # type: ignore[arg-type]
+        repair.drained(event, self.boot, self.now_ns)  # type: ignore[arg-type]
         if not busy:
             repair.idle(self.boot, self.now_ns, passes=False)
         self.keep(repair)
@@ -111,6 +111,39 @@ def test_a_test_that_fails_after_a_repair_makes_the_next_remedy_due() -> None:
     assert node.fails(LOST) == "field diagnosis"
     assert node.repair.faults() == 2
     assert "field-diagnosis" in node.repair.waits_for()
+
+
+def test_a_start_of_before_the_reboot_was_due_is_not_that_reboot() -> None:
+    node = Node()
+    node.fails()
+    node.passes()
+    node.boot = "second"
+    assert node.fails(busy=True) == "drained"
+    node.passes()
+    assert node.repair.waits_for().startswith("reboot is due")
+    node.boot = "third"
+    assert node.fails() == "testing"
+    node.boot = "fourth"
+    assert node.fails(LOST) == "reboot"
+    assert node.fails(LOST) == "reboot", "the fourth start was before"
+    node.boot = "fifth"
+    assert node.passes() == "probation"
+
+
+def test_a_worse_fault_of_another_part_decides_what_is_due_and_each_part_counts_once() -> None:
+    low = msgspec.structs.replace(LINK, severity="low")
+    node = Node()
+    assert node.fails(low) == "drained"
+    assert node.fails(LOST) == "reboot"
+    assert node.fails(low) == "reboot"
+    assert node.fails(LOST) == "reboot"
+    assert node.repair.health.fault is not None
+    assert node.repair.health.fault.cause == "xid_79"
+    assert [len(part.faults_ns) for part in node.repair.record.parts] == [1, 1]
+    other = msgspec.structs.replace(LOST, part="gpu:4", serial="1651")
+    node.fails(other)
+    assert len(node.repair.record.parts) == 3
+    assert node.passes() == "reboot", "the state of the link is gone, what happened is not"
 
 
 def test_history_is_of_the_part_and_an_exchanged_one_has_none() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 import time
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from fireflyer.base.errors import FireflyerError
+from fireflyer.base.errors import FireflyerError, NotFound
 from fireflyer.base.units import SECOND, counted
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration, WholeNumber
@@ -147,24 +146,32 @@ def slurm_command(
 
 def _repair(step: Literal["show", "repair"], done: tuple[str, ...], node: str, state: str | None) -> None:
     """Raises `FireflyerError`."""
-    from fireflyer.cli.health.slurm_memory import NodeMemory
+    from fireflyer.cli.health.slurm_memory import DIRECTORY, NodeMemory, person
     from fireflyer.cli.platform.nodes import REMEDIES
     from fireflyer.cluster.core.health.remedies import Remedy
     from fireflyer.cluster.core.slurm.repair import NodeRepair
     from fireflyer.validators.checks.state_file import state_directory
 
-    memory = NodeMemory(state if state is not None else state_directory(), lambda words: click.echo(words, err=True))
+    directory = state if state is not None else state_directory()
+    if step == "show" and done:
+        raise click.UsageError("show takes no further words")
+    if step == "show" and not os.path.isdir(os.path.join(directory, DIRECTORY)):
+        raise NotFound(
+            f"nothing is remembered in {directory}; give the --state of the rounds, as the user who runs them"
+        )
+    memory = NodeMemory(directory, lambda words: click.echo(words, err=True))
     if step == "show":
-        if done:
-            raise click.UsageError("show takes no further words")
-        _print(NodeRepair(node, memory.record().repair))
+        repair = memory.record().repair
+        if repair.health is not None and repair.health.name != node:
+            raise NotFound(f"{directory} is of node {repair.health.name}, not of {node}; give another --node")
+        _print(NodeRepair(node, repair))
         return
     if not 1 <= len(done) <= 2 or done[0] not in REMEDIES:
         raise click.UsageError(f"repair is followed by what was done, {', '.join(REMEDIES)}, and a note in quotes")
     words = done[1] if len(done) == 2 else ""
     if len(words) > _MAX_WORDS:
         raise click.UsageError(f"the note has {len(words)} characters; {_MAX_WORDS} are allowed")
-    _print(memory.repair(node, time.time_ns(), Remedy(done[0].replace("-", " ")), words, getpass.getuser()))
+    _print(memory.repair(node, time.time_ns(), Remedy(done[0].replace("-", " ")), words, person()))
 
 
 def _print(repair: NodeRepair) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import getpass
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from fireflyer.cluster.core.slurm.repair import NodeRepair
 from fireflyer.validators.checks.rounds import HealthRounds
 from fireflyer.validators.checks.state_file import KeptFile, StateFile
 
-__all__ = ["DIRECTORY", "NodeMemory"]
+__all__ = ["DIRECTORY", "NodeMemory", "person"]
 
 DIRECTORY: Final = "slurm"
 """Below that of `ff health`, which would take events from these rounds if they shared their counters."""
@@ -28,6 +29,11 @@ _LOCK: Final = "slurm.lock"
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 60.0
 """Of a person; a round takes no longer."""
+
+
+def person() -> str:
+    """Who calls, also by sudo."""
+    return os.environ.get("SUDO_USER", "")[:64] or getpass.getuser()
 
 
 class NodeMemory:

@@ -8,7 +8,6 @@ Counters say that what happened was told, so they are kept last: a round that is
 from __future__ import annotations
 
 import asyncio
-import getpass
 import time
 from typing import Final
 
@@ -18,17 +17,18 @@ from fireflyer.base.errors import FireflyerError, PermanentError, Timeout, Usage
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import SECOND
 from fireflyer.cli.health.slurm_log import SlurmLog
-from fireflyer.cli.health.slurm_memory import NodeMemory
+from fireflyer.cli.health.slurm_memory import NodeMemory, person
 from fireflyer.cluster.core.health.records import TAKES_TASKS
 from fireflyer.cluster.core.slurm.drains import (
     Decision,
     DrainLimits,
     Step,
+    counted_faults,
     decide,
     is_own,
     jobs_to_requeue,
+    missed_checks,
     reason_fault,
-    worst_fault,
 )
 from fireflyer.cluster.core.slurm.findings import (
     Evidence,
@@ -174,14 +174,16 @@ class NodeOfSlurm:
             fleet = await self._commands.fleet(self._name)
             node = fleet.get(self._name)
             if node is not None and is_own(node):
-                evidence = evidence._replace(repair=self._repair_of(node, evidence))
+                evidence = evidence._replace(repair=self._repair_of(node, evidence), remedy=self._repair.remedy_due)
                 decision = self._decided(step, fleet, evidence)
+                if decision.drain:
+                    await self._commands.drain(self._name, decision.drain)
                 if not decision.undrain:
                     return decision
                 self._record = self._record.acted().serving()
                 done = await self._serve_again(node, decision)
                 if done.undrain:
-                    self._repair.returned(time.time_ns(), by=getpass.getuser() if step == "resume" else "")
+                    self._repair.returned(time.time_ns(), by=person() if step == "resume" else "")
                 return done
         else:
             self._record = self._record.serving()
@@ -194,15 +196,20 @@ class NodeOfSlurm:
         """What has to be done before the node, which is drained by us, serves again."""
         now_ns = time.time_ns()
         if self._repair.health.state in TAKES_TASKS:
-            self._repair.drained(reason_fault(node, _now_s()), now_ns)  # a round was cut off, or its disk was new
+            self._repair.drained(
+                reason_fault(node, _now_s()), self._boot, now_ns
+            )  # a round was cut off, or its disk was new
         if not node.busy and node.state == "drained":
-            self._repair.idle(self._boot, now_ns, passes=evidence.passed)
+            passes = evidence.passed and not missed_checks(node, evidence, self._record)
+            self._repair.idle(self._boot, now_ns, passes=passes)
         return self._repair.waits_for()
 
     async def _with_fault(self, step: Step, evidence: Evidence) -> Decision:
         fleet = await self._fleet()
         before = fleet.get(self._name)
         fresh = before is not None and before.drains and before.reason == self._record.unsettled
+        if before is not None and is_own(before):
+            evidence = evidence._replace(remedy=self._repair.remedy_due)
         decision = self._decided(step, fleet, evidence, fresh=fresh)
         for _ in range(_DRAINS):
             if not decision.drain:
@@ -231,11 +238,11 @@ class NodeOfSlurm:
 
     def _note_fault(self, node: FleetNode, evidence: Evidence) -> None:
         """What a person has drained is theirs to repair."""
-        fault = worst_fault(evidence.faults, busy=node.busy)
-        if fault is None or not is_own(node):
+        faults = counted_faults(evidence.faults, busy=node.busy)
+        if not faults or not is_own(node):
             return
         now_ns = time.time_ns()
-        self._repair.drained(fault, now_ns)
+        self._repair.drained(faults[0], self._boot, now_ns, faults[1:])
         if not node.busy and node.state == "drained":
             self._repair.idle(self._boot, now_ns, passes=False)
         if words := self._repair.waits_for():

@@ -126,7 +126,8 @@ def events_of(
         own = NodeRecord(
             node=record.node, model=record.model, seen_ns=record.seen_ns, figures=one.figures, digests=one.digests
         )
-        faults = _first_of([*one.faults, *compare_digests(own, peers), *compare_figures(own, peers)])
+        low = compare_figures(own, peers, figures=len(record.figures))
+        faults = _first_of([*one.faults, *compare_digests(own, peers), *low])
         told = (as_event(one.validator, fault, settings, now_ns) for fault in faults)
         events += [with_serial(event, serials) if event.serial else event for event in told]
         if not faults:

@@ -354,6 +354,9 @@ def test_where_nothing_validates_a_node_it_is_drained_as_by_a_person() -> None:
         assert reported(desk, "n0", SLOW) == "node n0 gets no new run"
         view = node(desk, "n0")
         assert (view.state, view.drain_reason) == ("drained", f"validation: {SLOW.words}")
+        desk.command(DrainNode("n0", "ann repairs the fan"), user="ops", roles=(OPERATOR,))
+        assert reported(desk, "n0", SLOW) == "node n0 is drained already: ann repairs the fan"
+        assert node(desk, "n0").drain_reason == "ann repairs the fan"
 
 
 def test_only_operators_report_and_only_faults() -> None:

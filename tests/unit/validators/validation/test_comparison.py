@@ -6,17 +6,22 @@ import statistics
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
 from fireflyer.validators.core.validation.pairs import rounds_of_pairs
+from fireflyer.validators.core.validation.paths import path_name
 from fireflyer.validators.core.validation.records import (
+    HEALTHY_FLAGGED,
     MIN_PEERS,
+    NORMAL_DEVIATIONS,
     NodeRecord,
     compare_digests,
     compare_figures,
+    deviations_for,
     peers_of,
 )
 from fireflyer.validators.stress.run import append_record, read_records
@@ -60,6 +65,48 @@ def test_only_what_is_below_the_median_is_a_fault(values: list[float], value: fl
     peers = [record(f"n{number}", one) for number, one in enumerate(values)]
     if list(compare_figures(record("me", value), peers)):
         assert value < 0.95 * statistics.median(values)
+
+
+@pytest.mark.parametrize(("figures", "peers"), [(1, 4), (10, 4), (10, 5), (10, 7), (148, 6), (148, 16), (148, 33)])
+def test_noise_makes_few_healthy_nodes_slow(figures: int, peers: int) -> None:
+    """Nodes that all are the same, with independent noise of a fiftieth: a fault of one is a mistake."""
+    random = np.random.default_rng(7)
+    nodes = 800_000 // (figures * (peers + 1))
+    values = random.normal(100.0, 2.0, (nodes, figures, peers + 1))
+    own, others = values[..., 0], np.sort(values[..., 1:], axis=-1)
+    middle = others[..., [(peers - 1) // 2, peers // 2]].mean(-1)
+    deviation = NORMAL_DEVIATIONS * np.median(np.abs(others - middle[..., None]), axis=-1)
+    flagged = ((middle - own) > deviations_for(figures, peers) * deviation).any(-1)
+    assert flagged.sum() <= HEALTHY_FLAGGED * nodes + 3 * np.sqrt(HEALTHY_FLAGGED * nodes)
+
+
+@pytest.mark.parametrize(("names", "peers"), [(10, 4), (148, 6), (148, 16)])
+def test_comparisons_call_few_healthy_nodes_slow(names: int, peers: int) -> None:
+    random = np.random.default_rng(3)
+    paths = [path_name(f"gpu{number // 16}", f"numa{number % 16}") for number in range(names)]
+
+    def healthy(node: str) -> NodeRecord:
+        figures = dict(zip(paths, random.normal(100.0, 2.0, names).tolist(), strict=True))
+        return NodeRecord(node=node, model="m", seen_ns=1, figures=figures)
+
+    flagged = 0
+    for _ in range(20):
+        known = [healthy(f"n{number}") for number in range(peers)]
+        flagged += bool(list(compare_figures(healthy("me"), known)))
+    assert flagged <= 1
+
+
+def test_a_path_that_fails_is_found_among_all_of_a_node() -> None:
+    random = np.random.default_rng(5)
+    paths = [path_name(f"gpu{a}", f"gpu{b}") for a in range(8) for b in range(8) if a != b]
+    known = [
+        NodeRecord(node=f"n{n}", model="m", seen_ns=1, figures={name: random.normal(100.0, 2.0) for name in paths})
+        for n in range(16)
+    ]
+    mine = NodeRecord(
+        node="me", model="m", seen_ns=1, figures={name: 50.0 if name == paths[3] else 100.0 for name in paths}
+    )
+    assert [finding.cause for finding in compare_figures(mine, known)] == [paths[3]]
 
 
 def test_peers_are_other_nodes_of_the_model_with_their_newest_record() -> None:

@@ -265,6 +265,30 @@ class Repairs:
         record = msgspec.structs.replace(record, fault=event, confirming=None, passed=(), failed=0)
         self._due(record, f"its test failed: {fault_words(event)}", now_ns)
 
+    def further_fault(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        """Of a node that is out: counted once for each part, and what is due is by the worst."""
+        fault = fault_of(record)
+        key = part_key(record.name, event)
+        known = self._records.parts.get(key)
+        if key != part_key(record.name, fault) and (known is None or known.faults_ns[-1:] < (self._out_ns(record),)):
+            self.note(record, BY_MACHINE, "further fault", fault_words(event), now_ns)
+            self._count_fault(record.name, event, now_ns)
+        if event.severity != "high" or fault.severity == "high":
+            return
+        record = msgspec.structs.replace(record, fault=event)
+        if record.state in REMEDY_STATES.values():
+            self._due(record, "", now_ns)
+        else:
+            self.put(msgspec.structs.replace(record, reason=fault_words(event)))
+
+    def _out_ns(self, record: NodeHealth) -> int:
+        """When the node was drained last."""
+        ticket = self._records.tickets.get(record.ticket)
+        if ticket is None:
+            return record.since_ns
+        drains = (action.at_ns for action in reversed(ticket.actions) if action.what == "drain")
+        return next(drains, ticket.opened_ns)
+
     def return_to_service(self, record: NodeHealth, words: str, now_ns: int) -> None:
         """On probation. `words`: why."""
         self.note(record, BY_MACHINE, "return", words, now_ns)

@@ -90,8 +90,10 @@ class Administration:
                 self._health.removed(node, asked.user)
                 return text, node
             case ReportFault(node, fault):
-                drained = self._health.reported(node, fault)
-                return drained or self._change_node(DrainNode(node, measured_words(fault)[:400])), node
+                said = self._health.reported(node, fault)
+                if not said and (row := self._node(node)).drained:
+                    said = f"node {node} is drained already: {row.drain_reason or 'no reason given'}"
+                return said or self._change_node(DrainNode(node, measured_words(fault)[:400])), node
             case RecordRepair() | ReturnNode():
                 return self._health.command(command, asked.user), command.node
             case _:

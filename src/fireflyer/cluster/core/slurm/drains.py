@@ -11,6 +11,9 @@ protects against nobody: only who may drain nodes writes reasons.
 other, so after a drain each looks again: the nodes that are drained by us have an order, of time and name, and those
 beyond the share take back the drain that they have just made. Earlier drains stay, also where a partition has become
 smaller than it was: they were within the share once, and their nodes are faulty.
+
+A node that waits for a person, for a remedy that its reason names, leaves room for another one, up to a second share:
+a node that fails meanwhile is drained, and faults that come and go everywhere still do not drain all nodes.
 """
 
 from __future__ import annotations
@@ -33,11 +36,14 @@ __all__ = [
     "Decision",
     "DrainLimits",
     "Step",
+    "counted_faults",
     "decide",
     "drain_reason",
     "is_own",
     "jobs_to_requeue",
+    "missed_checks",
     "reason_fault",
+    "reason_with_remedy",
     "worst_fault",
 ]
 
@@ -46,6 +52,7 @@ Step = Literal["check", "prolog", "epilog", "resume"]
 
 PREFIX: Final = "ff: "
 VALIDATE: Final = "; validate it"
+_DUE: Final = re.compile(r"; [a-z ]{1,32} is due(?=(?:; validate it)?$)")
 _MARK_BYTES: Final = 4
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 
@@ -92,6 +99,19 @@ def drain_reason(node: str, fault: HealthEvent, beside: HealthEvent | None = Non
     return f"{text} ({_mark(node, text)})"
 
 
+def reason_with_remedy(node: FleetNode, remedy: str) -> str:
+    """Our reason, which says that `remedy` is due as well; empty: it says so."""
+    before = node.reason.rpartition(" (")[0]
+    end = f"; {remedy} is due{VALIDATE if _needs_validation(node) else ''}"
+    text = _DUE.sub("", before).removesuffix(VALIDATE)
+    text = text[: MAX_TEXT - len(end) - 2 * _MARK_BYTES - 3].rstrip() + end
+    return f"{text} ({_mark(node.name, text)})" if text != before else ""
+
+
+def _waits_for_person(node: FleetNode) -> bool:
+    return is_own(node) and _DUE.search(node.reason.rpartition(" (")[0]) is not None
+
+
 def is_own(node: FleetNode) -> bool:
     """We have drained it, and nobody has changed the reason since."""
     text, _, mark = node.reason.rpartition(" (")
@@ -129,16 +149,19 @@ def _most_of(fleet: Mapping[str, FleetNode], partition: str, share: float) -> in
     return max(1, int(share * nodes + 1e-9))  # 0.29 of 100 are 29
 
 
-def _own_of(fleet: Mapping[str, FleetNode], partition: str) -> list[str]:
-    """Names, the first one that was drained first."""
+def _own_of(fleet: Mapping[str, FleetNode], partition: str, most: int) -> list[str]:
+    """Names, the first one that was drained first, without the first `most` of those that wait for a person."""
     own = [node for node in fleet.values() if partition in node.partitions and is_own(node)]
-    return [node.name for node in sorted(own, key=lambda node: (node.since_s, node.name))]
+    own.sort(key=lambda node: (node.since_s, node.name))
+    waiting = {node.name for node in [one for one in own if _waits_for_person(one)][:most]}
+    return [node.name for node in own if node.name not in waiting]
 
 
 def _held(node: FleetNode, fleet: Mapping[str, FleetNode], share: float) -> str:
     """Which partition leaves no room for the node to be out; empty: all do."""
     for partition in node.partitions:
-        most, own = _most_of(fleet, partition, share), _own_of(fleet, partition)
+        most = _most_of(fleet, partition, share)
+        own = _own_of(fleet, partition, most)
         place = own.index(node.name) if node.name in own else len(own)
         if place >= most:
             return f"held by the breaker: of partition {partition} {most} may be drained by ff, and {len(own)} are"
@@ -173,6 +196,8 @@ def decide(
     event = _event_of(evidence.faults, busy=node.busy)
     if not node.drains or (event is not None and not _needs_validation(node)):
         return Decision(_told(fault), drain=drain_reason(name, fault, event if event is not fault else None))
+    if evidence.remedy and (reason := reason_with_remedy(node, evidence.remedy)):
+        return Decision(f"{_told(fault)}; {evidence.remedy} is due", drain=reason)
     if held:
         return Decision(f"{_told(fault)}; drained in an earlier round, {held}: its jobs stay")
     high = fault.severity == "high" and not fault.user_made
@@ -186,10 +211,11 @@ def _without_fault(
         return Decision()
     if node.busy or node.state != "drained":
         return Decision("drained by ff; jobs are on it still")
+    if evidence.remedy and not evidence.validated and (reason := reason_with_remedy(node, evidence.remedy)):
+        return Decision(f"drained by ff; {evidence.repair}", drain=reason)
     if not evidence.passed:
         return Decision("drained by ff; a check is missing, could not run or fails")
-    missed = [name for name in dict.fromkeys((_check_of(node), *record.failed)) if name in evidence.not_run]
-    if missed:
+    if missed := missed_checks(node, evidence, record):
         return Decision(f"drained by ff; {', '.join(missed)} found a fault, and could not run now")
     if evidence.validated:
         return Decision("its checks and validators pass: it serves again", undrain=True)
@@ -203,6 +229,11 @@ def _without_fault(
     return Decision("its checks pass: it serves again", undrain=True)
 
 
+def missed_checks(node: FleetNode, evidence: Evidence, record: DrainRecord) -> list[str]:
+    """Which found the faults of a node that is drained by us, and could not run now: their faults are not gone."""
+    return [name for name in dict.fromkeys((_check_of(node), *record.failed)) if name in evidence.not_run]
+
+
 def _back_off_s(record: DrainRecord, limits: DrainLimits, now_s: int) -> int:
     before = len(record.recent(now_s)) - 1
     return min(DAY_S, limits.back_off_s << (before - 1)) if before > 0 else 0
@@ -210,7 +241,7 @@ def _back_off_s(record: DrainRecord, limits: DrainLimits, now_s: int) -> int:
 
 def worst_fault(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
     """For which a node is drained. Never more than low is what a user can have made; None: nothing counts."""
-    return min(_counted(faults, busy=busy), key=lambda event: (event.user_made, event.severity != "high"), default=None)
+    return next(iter(counted_faults(faults, busy=busy)), None)
 
 
 def _event_of(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
@@ -218,9 +249,10 @@ def _event_of(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | Non
     return worst_fault([event for event in faults if event.once], busy=busy)
 
 
-def _counted(faults: Sequence[HealthEvent], *, busy: bool) -> list[HealthEvent]:
-    """What a user can have made says nothing while jobs are there."""
-    return [event for event in faults if not (event.user_made and busy)]
+def counted_faults(faults: Sequence[HealthEvent], *, busy: bool) -> list[HealthEvent]:
+    """The worst first. What a user can have made says nothing while jobs are there."""
+    counted = (event for event in faults if not (event.user_made and busy))
+    return sorted(counted, key=lambda event: (event.user_made, event.severity != "high"))
 
 
 def _told(fault: HealthEvent) -> str:

@@ -42,6 +42,8 @@ class Evidence(NamedTuple):
     """Checks that came to no result, required or not: a fault that one of them has found is not gone."""
     repair: str = ""
     """What has to be done before the node serves; empty: nothing."""
+    remedy: str = ""
+    """The name of that."""
 
 
 class Findings(NamedTuple):

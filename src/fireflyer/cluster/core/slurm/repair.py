@@ -12,7 +12,7 @@ repair, not its ticket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
@@ -130,13 +130,20 @@ class NodeRepair:
 
     # --- what happens ---
 
-    def drained(self, fault: HealthEvent, now_ns: int) -> None:
-        """The node is drained by us, and has this fault now."""
-        record, found = self.health, finding_of(fault)
-        if record.state in TAKES_TASKS:
-            self._repairs.drain(record, found, now_ns)
-        elif record.state is RepairState.TESTING:
-            self._repairs.test_failed(record, found, now_ns)
+    def drained(self, fault: HealthEvent, boot: str, now_ns: int, beside: Sequence[HealthEvent] = ()) -> None:
+        """The node is drained by us, and has this fault now, its worst, and others `beside` it. `boot`: its start; one
+        of before a remedy was due is not that remedy."""
+        before = self.health
+        if before.state in TAKES_TASKS:
+            self._repairs.drain(before, finding_of(fault), now_ns)
+        elif before.state is RepairState.TESTING:
+            self._repairs.test_failed(before, finding_of(fault), now_ns)
+        else:
+            beside = (fault, *beside)
+        for one in beside:
+            self._repairs.further_fault(self.health, finding_of(one), now_ns)
+        if (self.health.state, self.health.fault) != (before.state, before.fault):
+            self._boot = boot
 
     def idle(self, boot: str, now_ns: int, *, passes: bool) -> None:
         """The node is drained by us, and no job is on it. `passes`: no check finds a fault. A remedy that is a test
@@ -149,6 +156,12 @@ class NodeRepair:
             self._repairs.repaired(self.health, Remedy.REBOOT, "the node was started again", BY_MACHINE, now_ns)
         if self.health.state is not before or not self._boot:
             self._boot = boot
+
+    @property
+    def remedy_due(self) -> str:
+        """That a person has to do, or a reboot; empty: none."""
+        state = self.health.state
+        return state.value if state in WAITS_FOR_PEOPLE else ""
 
     def waits_for(self) -> str:
         """What has to be done before checks that pass let the node serve; empty: nothing."""

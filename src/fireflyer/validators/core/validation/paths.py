@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fireflyer.topology import Machine
 
-__all__ = ["MAX_GPUS", "MAX_SETS", "CpuSet", "cpu_sets", "numa_sets", "path_name"]
+__all__ = ["MAX_GPUS", "MAX_SETS", "CpuSet", "cpu_sets", "is_path", "numa_sets", "path_name"]
 
 MAX_SETS: Final = 16
 """Of processors; a record has room for the figures of all pairs."""
 MAX_GPUS: Final = 16
+_PATH: Final = re.compile(r"(?:gpu|numa|cache|package)\d+_(?:by_host_)?to_(?:gpu|numa|cache|package)\d+_bytes_per_s")
 
 
 class CpuSet(NamedTuple):
@@ -51,3 +53,8 @@ def _one_of_each_core(machine: Machine, group: Sequence[int]) -> tuple[int, ...]
 def path_name(source: str, target: str, *, by_host: bool = False) -> str:
     """Of its figure. `by_host`: between GPUs, through host memory."""
     return f"{source}_{'by_host_' if by_host else ''}to_{target}_bytes_per_s"
+
+
+def is_path(figure: str) -> bool:
+    """A figure whose name `path_name` has made."""
+    return _PATH.fullmatch(figure) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections import Counter
@@ -11,16 +12,20 @@ from typing import Annotated, Final
 import msgspec
 
 from fireflyer.validators.core.checks.evidence import Finding
+from fireflyer.validators.core.validation.paths import is_path
 
 __all__ = [
+    "HEALTHY_FLAGGED",
     "MAX_RECORDS",
     "MIN_PEERS",
+    "MIN_PEERS_OF_PATHS",
     "NORMAL_DEVIATIONS",
     "Found",
     "NodeRecord",
     "Tolerance",
     "compare_digests",
     "compare_figures",
+    "deviations_for",
     "peers_of",
 ]
 
@@ -28,6 +33,10 @@ MAX_RECORDS: Final = 100_000
 """Of peers."""
 MIN_PEERS: Final = 4
 """Fewer say nothing of what is usual."""
+MIN_PEERS_OF_PATHS: Final = 16
+"""A node has a hundred paths and more: with fewer peers only a figure near zero would stand out."""
+HEALTHY_FLAGGED: Final = 0.01
+"""Share of healthy nodes, at most, of which some figure is called too low by chance."""
 NORMAL_DEVIATIONS: Final = 1.4826
 """Times the median absolute deviation is the standard deviation, where values are normally distributed."""
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
@@ -62,8 +71,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
     deviations: float = 5.0
-    """A figure is a fault that lies so many standard deviations below the median, estimated from the median absolute
-    deviation, which a few slow peers do not move, ..."""
+    """A figure is a fault that lies at least so many standard deviations below the median, estimated from the median
+    absolute deviation, which a few slow peers do not move, more where `deviations_for` asks for more, ..."""
     share: float = 0.05
     """... and at least this share below it: peers that are nearly equal have nearly no deviation."""
 
@@ -78,20 +87,51 @@ def peers_of(record: NodeRecord, records: Sequence[NodeRecord]) -> list[NodeReco
     return list(newest.values())
 
 
+def deviations_for(figures: int, peers: int, healthy_flagged: float = HEALTHY_FLAGGED) -> float:
+    """How many estimated deviations below the median of `peers` values (2 or more) one of `figures` must lie, so that
+    at most the share `healthy_flagged` of healthy nodes has such a figure by chance: normal noise, bound of Bonferroni.
+    The difference in estimated deviations has nearly Student's distribution, of few degrees of freedom: a median
+    absolute deviation of n values says as much as a standard deviation of 0.37 n. An odd number counts as the even one
+    below: one of its deviations is zero."""
+    peers -= peers % 2
+    correction = peers / (peers - 0.8) if peers > 9 else _SMALL_SAMPLES[max(0, peers - 2)]
+    return correction * math.sqrt(1 + math.pi / (2 * peers)) * _student(0.37 * peers + 0.6, healthy_flagged / figures)
+
+
+_SMALL_SAMPLES: Final = (1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
+"""Of 2 to 9 values, by which the median absolute deviation is too small on average (Croux and Rousseeuw, 1992)."""
+_STEPS: Final = 200
+
+
+@functools.lru_cache(maxsize=1024)
+def _student(freedom: float, beyond: float) -> float:
+    """Which value of Student's distribution the share `beyond` exceeds."""
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    low, high = 0.0, math.pi / 2  # of the angle whose cotangent is the value, over the root of the freedom
+    for _ in range(40):
+        angle = (low + high) / 2
+        step = angle / _STEPS
+        share = scale * step * sum(math.sin((number + 0.5) * step) ** (freedom - 1) for number in range(_STEPS))
+        low, high = (angle, high) if share < beyond else (low, angle)
+    return math.sqrt(freedom) / math.tan(low)
+
+
 def compare_figures(
-    record: NodeRecord, peers: Sequence[NodeRecord], tolerance: Tolerance | None = None
+    record: NodeRecord, peers: Sequence[NodeRecord], tolerance: Tolerance | None = None, *, figures: int = 0
 ) -> Iterator[Finding]:
     """A finding for each figure that is too low: which, by how much, against how many peers. `peers`: one record of
-    each node."""
+    each node. `figures`: how many are compared of this node, where `record` has a part of them."""
     limits = tolerance if tolerance is not None else Tolerance()
     for name, value in sorted(record.figures.items()):
         values = [peer.figures[name] for peer in peers if name in peer.figures]
-        if len(values) < MIN_PEERS:
+        if len(values) < (MIN_PEERS_OF_PATHS if is_path(name) else MIN_PEERS):
             continue
         median = statistics.median(values)
         deviation = NORMAL_DEVIATIONS * statistics.median(abs(one - median) for one in values)
         below = median - value
-        if median > 0 and below > limits.share * median and below > limits.deviations * deviation:
+        if median <= 0 or below <= limits.share * median or below <= limits.deviations * deviation:
+            continue
+        if below > deviations_for(max(figures, len(record.figures)), len(values)) * deviation:
             many = "" if not deviation else f", {_rounded(below / deviation)} deviations"
             words = (
                 f"{name} is {_rounded(value)}, {below / median:.1%} below the median of {len(values)} peers, "
