@@ -311,6 +311,9 @@ def test_an_index_of_tokens_is_no_part_of_a_plan() -> None:
 
 
 _LATENT = {name: DEEPSEEK_V3[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
+_EXPERTS = _LATENT | {
+    name: DEEPSEEK_V3[name] for name in ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+}
 
 
 @pytest.mark.parametrize(
@@ -324,7 +327,12 @@ _LATENT = {name: DEEPSEEK_V3[name] for name in ("kv_lora_rank", "qk_nope_head_di
         ({"num_hidden_layers": 1 << 16 | 1}, "'num_hidden_layers' is 65537; models of up to 65536 layers are"),
         ({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 10**9}, "'n_layer' is 1000000000; models of up"),
         (
-            {"model_type": "deepseek_v32", **_LATENT, "num_hidden_layers": (1 << 40) - 1, "mlp_layer_types": ["dense"]},
+            {
+                "model_type": "deepseek_v32",
+                **_EXPERTS,
+                "num_hidden_layers": (1 << 40) - 1,
+                "mlp_layer_types": ["dense"],
+            },
             "models of up to 65536 layers are understood",
         ),
         ({"model_type": "gpt_oss", "num_hidden_layers": (1 << 40) - 1}, "models of up to 65536 layers are understood"),
@@ -347,9 +355,14 @@ _LATENT = {name: DEEPSEEK_V3[name] for name in ("kv_lora_rank", "qk_nope_head_di
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 4}, "experts up to the last layer are understood"),
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 99}, "a layer from 0 to 39 is needed, or -1"),
         ({"model_type": "ernie4_5_moe", "use_bias": True}, "models without biases are understood"),
-        ({"model_type": "deepseek_v32", **_LATENT, "q_lora_rank": None}, "and the model has none"),
         (
-            {"model_type": "deepseek_v32", **_LATENT, "mlp_layer_types": ["sparse", "dense"] * 20},
+            {"model_type": "deepseek_v32", **_LATENT},
+            "has no 'n_routed_experts', which a model of type 'deepseek_v32' needs",
+        ),
+        ({"model_type": "deepseek_v32", **_LATENT, "n_routed_experts": 0}, "'n_routed_experts' is 0; it must be 1 or"),
+        ({"model_type": "deepseek_v32", **_EXPERTS, "q_lora_rank": None}, "and the model has none"),
+        (
+            {"model_type": "deepseek_v32", **_EXPERTS, "mlp_layer_types": ["sparse", "dense"] * 20},
             "dense layers and then",
         ),
         (

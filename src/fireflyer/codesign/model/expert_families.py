@@ -216,6 +216,7 @@ def _deepseek_v32(keys: ConfigKeys) -> ModelShape:
         head_dim=keys.positive("index_head_dim", 128),
         tokens=keys.positive("index_topk", 2048),
     )
+    keys.positive("n_routed_experts")  # without, `deepseek_experts` takes the model for a dense one
     keys = dense_first(keys.with_defaults(first_k_dense_replace=3))
     predictions = keys.number("num_nextn_predict_layers", 0)
     return model_shape(keys, latent_attention(keys, index), mtp_layers=predictions, **deepseek_experts(keys))
