@@ -480,10 +480,11 @@ def test_a_save_that_cannot_fit_says_what_it_needs_and_writes_nothing() -> None:
     assert same(newest("/c", disk=disk), 10)
 
 
-def test_the_space_of_a_shard_is_reserved_before_anything_is_written() -> None:
+def test_the_space_of_a_shard_of_several_writes_is_reserved_before_anything_is_written() -> None:
     device = SimDisk()
-    with manager("/c", disk=device.mount()) as ours:
-        ours.save(10, state_of(10), blocking=True).result()
+    disk = device.mount()
+    disk.mkdir("/c")
+    run_steps(write_shard(disk, f"/c/{SHARD}", share_of_bytes(50_000), piece_bytes=16384))
     shard = [it.operation for it in device.operations if it.path.endswith(SHARD)]
     assert shard[:3] == ["create", "allocate", "pwrite"]
 
