@@ -40,8 +40,8 @@ def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | Non
     """Measure Fire-Flyer, its peers and the physical limit in one run, and write build/bench/SUITE.jsonl. Without SUITE
     all suites are measured.
 
-    Each result is printed on stderr and is in the file as soon as it is measured. With --only the file keeps the
-    results of other cases, so that parts can be measured one after the other.
+    Each result is printed on stderr and is in the file as soon as it is measured. With --only, and until a whole run
+    has come to its end, the file keeps the results of other cases: parts can be measured one after the other.
     """
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     for name in SUITES if suite is None else (suite,):

@@ -99,15 +99,19 @@ belong under the table."""
 
 def measure(suite: str, measuring: Measuring, options: Options) -> Suite:
     """Runs it to its end. Each result is printed, and is in the file, before the next one is measured: a long run shows
-    how far it is, and who ends it keeps what was measured."""
+    how far it is, and who ends it keeps what was measured, and earlier results of what was not. A whole run that comes
+    to its end leaves its own results alone in the file."""
     results: list[Result] = []
+    path = results_path(suite)
     while True:
         try:
             results.append(next(measuring))
         except StopIteration as end:
+            if results and not options.only:
+                write_results(path, results)
             return Suite(results=tuple(results), remarks=end.value)
         say(_line_of(results[-1]))
-        write_results(results_path(suite), results, keep=bool(options.only))
+        write_results(path, results, keep=True)
 
 
 def say(text: str) -> None:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from numpy.typing import NDArray
@@ -101,6 +101,15 @@ class NetworkTraffic(msgspec.Struct, frozen=True, kw_only=True):
     planes or rails. None: nodes send, over any of their ports."""
 
     def __post_init__(self) -> None:
+        for name, value, known in (
+            ("pattern", self.pattern, get_args(TrafficPattern)),
+            ("routing", self.routing, get_args(Routing)),
+            ("latency", self.latency, (*get_args(LatencyName), None)),
+        ):
+            if value not in known:
+                raise UsageError(f"no {name} {value!r}; use {', '.join(map(str, known))}")
+        if self.proxy_ns < 0:
+            raise UsageError(f"a proxy adds {self.proxy_ns} ns to a message; give 0 or more ns")
         if self.nbytes < 1:
             raise UsageError(f"transfers of {self.nbytes} bytes leave nothing to send; give 1 or more bytes")
         if self.level_lanes is not None and self.lane_weights is None:

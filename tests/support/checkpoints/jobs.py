@@ -207,7 +207,7 @@ class Job:
     ) -> Generator[int | None, None, None]:
         settings = machine.settings
         share = make_share(machine.step, settings.attempt, settings.rank, settings.world_size)
-        files = OpenFiles(alone=self.world_size == 1) if settings.rank == 0 else None
+        files = OpenFiles() if self.world_size == 1 else None
         effects = machine.handle(node.clock.now_ns(), Begin())
         while effects:
             effect = effects.pop(0)

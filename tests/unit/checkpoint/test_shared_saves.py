@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -24,7 +25,8 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.events import CheckpointReport
 from fireflyer.base.launch import RankEnvironment
-from fireflyer.base.ports import Disk
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.ports import Data, Disk
 from fireflyer.base.units import SECOND
 from fireflyer.checkpoint import (
     CheckpointManager,
@@ -163,6 +165,53 @@ def test_where_ranks_differ_in_buffers_rank_0s_are_stored(tmp_path: Path, disk: 
     assert all(info.problem is None for info in verify(str(tmp_path)))
     shards = sorted((tmp_path / "step-00000010").glob("*.safetensors"))
     assert all(any("model/" in name for name in safetensors.torch.load_file(shard)) for shard in shards)
+
+
+class SessionFile(RealFile):
+    """Lost with the session in which it was opened."""
+
+    disk: SessionDisk
+    session: int
+
+    def pwrite(self, data: Data, offset: int) -> None:
+        if self.session != self.disk.session:
+            raise translate_os_error(OSError(errno.ESTALE, "lost"), "write")
+        super().pwrite(data, offset)
+
+
+class SessionDisk(RealDisk):
+    def __init__(self) -> None:
+        self.session = 0
+
+    def create(self, path: str, *, direct: bool = False) -> RealFile:
+        file = super().create(path, direct=direct)
+        ours = SessionFile(file._fd, path, file._direct_fd)
+        file._fd = file._direct_fd = -1
+        ours.disk, ours.session = self, self.session
+        return ours
+
+
+class EndingSession(LocalStore):
+    """The session of the disk is replaced when rank 0 has the record of the other rank: all shards are durable."""
+
+    def __init__(self, disk: SessionDisk) -> None:
+        super().__init__()
+        self._disk = disk
+
+    def get(self, key: str, timeout_ns: int) -> bytes:
+        value = super().get(key, timeout_ns)
+        if key.endswith("record/1"):
+            self._disk.session += 1
+        return value
+
+
+def test_a_session_that_ends_while_rank_0_waits_for_the_others_takes_no_manifest_with_it(tmp_path: Path) -> None:
+    disk = SessionDisk()
+    ranks = Ranks(str(tmp_path), 2, disk, store=EndingSession(disk))
+    names = ranks.together(lambda ours: ours.save(10, rank_state(ours.rank, 10), blocking=True).result())
+    ranks.close()
+    assert disk.session == 1
+    assert names == ["step-00000010"] * 2
 
 
 class Gated(RealDisk):

@@ -156,6 +156,15 @@ def test_routed_experts_lie_in_host_memory_and_the_rest_on_the_gpu() -> None:
     assert machine_seconds(bare, V3, 4096, weight_bytes=0.5) is None
 
 
+def test_a_model_with_an_index_of_tokens_holds_the_whole_cache_although_a_token_reads_little_of_it() -> None:
+    index = TokenIndex(heads=64, head_dim=128, tokens=2048)
+    indexed = msgspec.structs.replace(V3, attention=msgspec.structs.replace(V3.attention, index=index))
+    server, tokens = MACHINES[-1], 262_144
+    assert decode_reads(indexed, 1, tokens).cache < 5e9
+    assert machine_seconds(server, indexed, 4096, weight_bytes=0.5) is not None
+    assert machine_seconds(server, indexed, tokens, weight_bytes=0.5) is None, "22.5 GB of it, and weights, on 24 GB"
+
+
 def test_predictions_that_are_accepted_make_decoding_faster() -> None:
     """2.3.3: 80 to 90 % of the second token, 1.8 times the tokens per second."""
     assert speculation_gain(0.8) == 1.8

@@ -6,6 +6,7 @@ import importlib
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.model_configs import (
     DEEPSEEK_MOE_16B,
@@ -310,6 +311,9 @@ def test_an_index_of_tokens_is_no_part_of_a_plan() -> None:
 
 
 _LATENT = {name: DEEPSEEK_V3[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
+_EXPERTS = _LATENT | {
+    name: DEEPSEEK_V3[name] for name in ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+}
 
 
 @pytest.mark.parametrize(
@@ -320,6 +324,18 @@ _LATENT = {name: DEEPSEEK_V3[name] for name in ("kv_lora_rank", "qk_nope_head_di
         ({"hidden_size": 5121}, "hidden_size 5121 is no multiple of num_attention_heads 40"),
         ({"hidden_size": "5120"}, "'hidden_size' is '5120'; a whole number is needed"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0; it must be 1 or more"),
+        ({"num_hidden_layers": 1 << 16 | 1}, "'num_hidden_layers' is 65537; models of up to 65536 layers are"),
+        ({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 10**9}, "'n_layer' is 1000000000; models of up"),
+        (
+            {
+                "model_type": "deepseek_v32",
+                **_EXPERTS,
+                "num_hidden_layers": (1 << 40) - 1,
+                "mlp_layer_types": ["dense"],
+            },
+            "models of up to 65536 layers are understood",
+        ),
+        ({"model_type": "gpt_oss", "num_hidden_layers": (1 << 40) - 1}, "models of up to 65536 layers are understood"),
         ({"num_key_value_heads": 7}, "40 attention heads are no multiple of the 7 key-value heads"),
         ({"tie_word_embeddings": 1}, "'tie_word_embeddings' is 1; true or false is needed"),
         ({"model_type": None}, "has no 'model_type'"),
@@ -339,9 +355,14 @@ _LATENT = {name: DEEPSEEK_V3[name] for name in ("kv_lora_rank", "qk_nope_head_di
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 4}, "experts up to the last layer are understood"),
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 99}, "a layer from 0 to 39 is needed, or -1"),
         ({"model_type": "ernie4_5_moe", "use_bias": True}, "models without biases are understood"),
-        ({"model_type": "deepseek_v32", **_LATENT, "q_lora_rank": None}, "and the model has none"),
         (
-            {"model_type": "deepseek_v32", **_LATENT, "mlp_layer_types": ["sparse", "dense"] * 20},
+            {"model_type": "deepseek_v32", **_LATENT},
+            "has no 'n_routed_experts', which a model of type 'deepseek_v32' needs",
+        ),
+        ({"model_type": "deepseek_v32", **_LATENT, "n_routed_experts": 0}, "'n_routed_experts' is 0; it must be 1 or"),
+        ({"model_type": "deepseek_v32", **_EXPERTS, "q_lora_rank": None}, "and the model has none"),
+        (
+            {"model_type": "deepseek_v32", **_EXPERTS, "mlp_layer_types": ["sparse", "dense"] * 20},
             "dense layers and then",
         ),
         (
@@ -368,6 +389,11 @@ def test_a_wrong_configuration_is_one_clear_line(change: Config, message: str) -
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         shape_from_config(LLAMA_13B | change)
     assert "\n" not in str(caught.value)
+
+
+def test_a_shape_of_more_layers_than_anybody_sums_is_refused() -> None:
+    with pytest.raises(UsageError, match="a model of 1000000000 layers; up to 65536 are understood"):
+        msgspec.structs.replace(shape_from_config(LLAMA_13B), layers=10**9)
 
 
 def test_more_experts_per_token_than_there_are() -> None:

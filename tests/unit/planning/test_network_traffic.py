@@ -98,7 +98,10 @@ def test_storage_has_a_rate_and_reads_beside_training_a_lane() -> None:
         ({"lane_weights": (1, 1)}, 'need nodes of kind "storage"; tree has none'),
         ({"nvlink_bytes_per_s": 1e9}, "tree has no nodes with several ports"),
         ({"nvlink_bytes_per_s": 1e9, "latency": "roce"}, "leave out NVLink"),
-        ({"pattern": "star"}, "no pattern 'star'"),
+        ({"pattern": "star"}, "no pattern 'star'; use ring, .*, storage-writes"),
+        ({"latency": "x"}, "no latency 'x'; use infiniband, roce, None"),
+        ({"routing": "x"}, "no routing 'x'; use static, ecmp, adaptive"),
+        ({"proxy_ns": -5}, "a proxy adds -5 ns to a message; give 0 or more"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(values: dict[str, object], words: str) -> None:

@@ -146,6 +146,33 @@ def test_each_result_is_told_and_written_before_the_next_is_measured(
     )
 
 
+def test_a_run_that_is_ended_keeps_earlier_results_of_what_it_has_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def measuring(cases: tuple[str, ...], *, ended: bool = False) -> Measuring:
+        for case in cases:
+            yield Result(
+                suite="fs", case=case, metric="time_s", better="lower", ours=OURS, peers={}, bound=None, target="",
+            )  # fmt: skip
+        if ended:
+            raise KeyboardInterrupt
+        return ()
+
+    def cases() -> list[str]:
+        return [one.case for one in read_results(results_path("fs"))]
+
+    measure("fs", measuring(("read", "write", "old")), Options())
+    with pytest.raises(KeyboardInterrupt):
+        measure("fs", measuring(("read",), ended=True), Options())
+    assert cases() == ["write", "old", "read"]
+    measure("fs", measuring(("read", "write")), Options())
+    assert cases() == ["read", "write"], "a whole run leaves nothing of earlier ones"
+    measure("fs", measuring(("write",)), Options(only=("write",)))
+    assert cases() == ["read", "write"]
+
+
 def test_cases_of_checkpoints_can_be_limited_to_the_local_disk_or_to_3fs() -> None:
     disk, cluster = "save/disk/64x32MiB", "save/3FS/64x32MiB"
     for pattern, chosen in (("*/disk/64x32MiB", disk), ("3FS/", cluster), ("*/3FS/*", cluster)):

@@ -45,12 +45,12 @@ def write_file(disk: Disk, path: str, content: bytes) -> Steps[None]:
 
 
 class OpenFiles:
-    """What the rank that commits keeps open from one effect of its save to the next, so that what can be done at once
-    is: the manifest is created with the shard, and where the rank is `alone` both are synced together. Without, each of
-    these is a round trip and a transaction of its own on 3FS."""
+    """What a rank that is alone keeps open from one effect of its save to the next, so that what can be done at once
+    is: the manifest is created with the shard, and both are synced together. Without, each of these is a round trip and
+    a transaction of its own on 3FS. Not where other ranks write too: while rank 0 waited for them a session could end
+    and take the open manifest with it, and fail a save whose shards are all durable."""
 
-    def __init__(self, *, alone: bool) -> None:
-        self.alone = alone
+    def __init__(self) -> None:
         self.manifest: DiskFile | None = None
         self.shard: DiskFile | None = None
         """Written, and not synced."""

@@ -103,9 +103,8 @@ def write_shard(
     disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE_BYTES, files: OpenFiles | None = None
 ) -> Steps[ShardRecord]:
     """Creates the shard file `path`; the file and its name are durable at the end. However it ends, nothing reads the
-    image any more. `files`: of the rank that commits; its manifest is created too, and where it is alone what is
-    written is durable only when it commits. Raises what the disk raises, and what a device does that has failed to copy
-    its tensors."""
+    image any more. `files`: of a rank that is alone; its manifest is created too, and what is written is durable only
+    when it commits. Raises what the disk raises, and what a device does that has failed to copy its tensors."""
     directory = path.rpartition("/")[0]
     if files is None:
         file = disk.create(path, direct=True)
@@ -121,7 +120,7 @@ def write_shard(
             share.copies.wait()
         record = yield from _write_image(file, path, share, piece_bytes)
         yield
-        if files is not None and files.alone:
+        if files is not None:
             files.shard = file
             stack.pop_all()
             return record

@@ -143,8 +143,7 @@ class BackgroundSave:
         self.ended_ns = start_ns
         """When it had tidied up."""
         self._share: Share | None = None
-        leads, alone = machine.settings.rank == 0, machine.settings.world_size == 1
-        self._files = OpenFiles(alone=alone) if leads else None
+        self._files = OpenFiles() if machine.settings.world_size == 1 else None
         self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{machine.step}", daemon=True)
 

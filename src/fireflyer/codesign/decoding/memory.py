@@ -147,7 +147,8 @@ def machine_seconds(machine: Machine, shape: ModelShape, context: int, *, weight
     in_host = experts if machine.host_bytes_per_s else 0
     if weight_bytes * in_host > machine.host_memory_bytes:
         return None
-    if weight_bytes * (count.total - in_host) + reads.cache > machine.memory_bytes:
+    held = cache_bytes(shape, context, CACHE_FORMATS["bf16"])  # with an index a token reads less than is held
+    if weight_bytes * (count.total - in_host) + held > machine.memory_bytes:
         return None
     if not in_host:
         return reads.total / machine.bytes_per_s

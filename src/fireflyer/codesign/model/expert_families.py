@@ -12,6 +12,7 @@ from fireflyer.codesign.model.readers import (
     dense_first,
     full_layers,
     latent_attention,
+    layer_count,
     model_shape,
 )
 from fireflyer.codesign.model.shape import Experts, ModelShape, TokenIndex
@@ -103,7 +104,7 @@ def _llama4(keys: ConfigKeys) -> ModelShape:
     keys = keys.with_defaults(head_dim=128, num_key_value_heads=8, attention_chunk_size=8192)
     inner, bias = keys.positive("intermediate_size", 8192), keys.flag("attention_bias", False)
     step = keys.positive("interleave_moe_layer_step", 1)
-    layers, whole = keys.positive("num_hidden_layers"), keys.positive("no_rope_layer_interval", 4)
+    layers, whole = layer_count(keys), keys.positive("no_rope_layer_interval", 4)
     if keys.numbers("moe_layers") not in (None, tuple(range(step - 1, layers, step))):
         keys.refuse("moe_layers", "experts in every interleave_moe_layer_step-th layer are understood")
     rotary = keys.numbers("no_rope_layers") or tuple(int((layer + 1) % whole != 0) for layer in range(layers))
@@ -129,7 +130,7 @@ def _llama4(keys: ConfigKeys) -> ModelShape:
 def _ernie_experts(keys: ConfigKeys) -> ModelShape:
     keys = keys.with_defaults(tie_word_embeddings=True)
     keys.refuse("use_bias", "models without biases are understood for this type")
-    layers = keys.positive("num_hidden_layers")
+    layers = layer_count(keys)
     if keys.layer("moe_layer_end_index", -1, layers) < layers - 1:
         keys.refuse("moe_layer_end_index", "experts up to the last layer are understood")
     feed_forward = keys.positive("moe_intermediate_size", 1536)
@@ -215,6 +216,7 @@ def _deepseek_v32(keys: ConfigKeys) -> ModelShape:
         head_dim=keys.positive("index_head_dim", 128),
         tokens=keys.positive("index_topk", 2048),
     )
+    keys.positive("n_routed_experts")  # without, `deepseek_experts` takes the model for a dense one
     keys = dense_first(keys.with_defaults(first_k_dense_replace=3))
     predictions = keys.number("num_nextn_predict_layers", 0)
     return model_shape(keys, latent_attention(keys, index), mtp_layers=predictions, **deepseek_experts(keys))

@@ -9,7 +9,14 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model.keys import ConfigKeys
-from fireflyer.codesign.model.readers import attention_heads, full_layers, gpt_shape, llama_shape, model_shape
+from fireflyer.codesign.model.readers import (
+    attention_heads,
+    full_layers,
+    gpt_shape,
+    layer_count,
+    llama_shape,
+    model_shape,
+)
 from fireflyer.codesign.model.shape import Attention, ModelShape
 
 __all__ = ["FAMILIES"]
@@ -116,7 +123,7 @@ def _gptj(keys: ConfigKeys) -> ModelShape:
 
 def _gpt_neo(keys: ConfigKeys) -> ModelShape:
     """Attention of some layers has a window."""
-    hidden, layers = keys.positive("hidden_size", 2048), keys.positive("num_layers")
+    hidden, layers = keys.positive("hidden_size", 2048), layer_count(keys, "num_layers")
     inner, positions = keys.optional("intermediate_size"), keys.positive("max_position_embeddings", 2048)
     kinds = keys.repeated("attention_types") or ("global", "local") * 12
     if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
@@ -147,7 +154,7 @@ def _without_biases(shape: ModelShape, *, output: bool) -> ModelShape:
 def _bloom(keys: ConfigKeys) -> ModelShape:
     """ALiBi; older files have `n_embed` and `num_attention_heads`."""
     hidden = keys.optional("n_embed") or keys.positive("hidden_size")
-    layers, heads = keys.optional("n_layer") or keys.positive("num_hidden_layers"), keys.optional("n_head")
+    layers, heads = keys.optional("n_layer") or layer_count(keys), keys.optional("n_head")
     keys = keys.with_values(
         n_embd=hidden, n_layer=layers, n_head=heads or keys.positive("num_attention_heads"), n_inner=4 * hidden
     )
@@ -166,7 +173,7 @@ def _mpt(keys: ConfigKeys) -> ModelShape:
     hidden = keys.positive("d_model")
     keys = keys.with_values(
         n_embd=hidden,
-        n_layer=keys.positive("n_layers"),
+        n_layer=layer_count(keys, "n_layers"),
         n_head=keys.positive("n_heads"),
         n_inner=hidden * keys.positive("expansion_ratio", 4),
     )

@@ -11,7 +11,7 @@ from fireflyer.base.errors import UsageError
 __all__ = ["ConfigKeys"]
 
 MAX_LAYERS: Final = 1 << 16
-"""That a list may name."""
+"""Of a model: figures are summed layer by layer."""
 
 
 class ConfigKeys:

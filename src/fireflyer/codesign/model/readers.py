@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fireflyer.base.errors import UsageError
-from fireflyer.codesign.model.keys import ConfigKeys
+from fireflyer.codesign.model.keys import MAX_LAYERS, ConfigKeys
 from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape, TokenIndex
 
 __all__ = ["attention_heads", "deepseek_experts", "dense_first", "full_layers", "gpt_shape", "latent_attention"]
-__all__ += ["llama_shape", "model_shape", "qwen_window"]
+__all__ += ["layer_count", "llama_shape", "model_shape", "qwen_window"]
 
 
 def attention_heads(
@@ -45,10 +45,18 @@ def attention_heads(
     )
 
 
+def layer_count(keys: ConfigKeys, name: str = "num_hidden_layers") -> int:
+    """Layers of the model; lists of as many may be made. Raises `UsageError` for more than `MAX_LAYERS`."""
+    layers = keys.positive(name)
+    if layers > MAX_LAYERS:
+        raise UsageError(f"config.json: {name!r} is {layers}; models of up to {MAX_LAYERS} layers are understood")
+    return layers
+
+
 def model_shape(keys: ConfigKeys, attention: Attention | LatentAttention, **more: object) -> ModelShape:
     fields: dict[str, object] = {
         "model_type": keys.model_type(),
-        "layers": keys.positive("num_hidden_layers"),
+        "layers": layer_count(keys),
         "hidden": keys.positive("hidden_size"),
         "vocabulary": keys.positive("vocab_size"),
         "feed_forward": keys.positive("intermediate_size"),
@@ -69,7 +77,7 @@ def gpt_shape(keys: ConfigKeys, *, kv_heads: int | None = None, **more: object) 
     )
     fields: dict[str, object] = {
         "model_type": keys.model_type(),
-        "layers": keys.positive("n_layer"),
+        "layers": layer_count(keys, "n_layer"),
         "hidden": hidden,
         "vocabulary": keys.positive("vocab_size"),
         "feed_forward": keys.optional("n_inner") or 4 * hidden,
@@ -111,7 +119,7 @@ def dense_first(keys: ConfigKeys) -> ConfigKeys:
     kinds = keys.words("mlp_layer_types")
     if kinds is None:
         return keys
-    dense, layers = kinds.count("dense"), keys.positive("num_hidden_layers")
+    dense, layers = kinds.count("dense"), layer_count(keys)
     if list(kinds) != ["dense"] * dense + ["sparse"] * (layers - dense):
         raise UsageError(
             f"config.json: 'mlp_layer_types': dense layers and then sparse ones, {layers} in all, are understood"
@@ -148,7 +156,7 @@ def qwen_window(keys: ConfigKeys) -> tuple[int | None, int]:
 def full_layers(keys: ConfigKeys, every: int) -> tuple[int, ...]:
     """Layers without a window: those that `layer_types` names, or every `every`-th one. Raises `UsageError` for other
     kinds of layers."""
-    layers, kinds = keys.positive("num_hidden_layers"), keys.words("layer_types")
+    layers, kinds = layer_count(keys), keys.words("layer_types")
     if kinds is None:
         return tuple(range(every - 1, layers, every))
     other = next((kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None)

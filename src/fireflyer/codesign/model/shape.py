@@ -11,6 +11,7 @@ from functools import cached_property
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model.keys import MAX_LAYERS
 
 __all__ = ["Attention", "Experts", "LatentAttention", "ModelShape", "TokenIndex"]
 
@@ -145,6 +146,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for name in ("layers", "hidden", "vocabulary", "feed_forward"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; a model has at least 1")
+        if self.layers > MAX_LAYERS:
+            raise UsageError(f"a model of {self.layers} layers; up to {MAX_LAYERS} are understood")
         attention = self.attention
         if isinstance(attention, Attention) and attention.heads % attention.kv_heads:
             raise UsageError(

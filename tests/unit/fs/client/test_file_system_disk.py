@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from fireflyer.base.errors import (
     Unreachable,
     UsageError,
 )
-from fireflyer.fs.client.files.disk import FileSystemFile
+from fireflyer.fs.client.files.disk import FileSystemDisk, FileSystemFile
 from fireflyer.fs.schema.errors import FileError, file_error
 
 
@@ -124,3 +125,36 @@ def test_after_a_write_that_failed_nothing_else_is_done_with_the_file() -> None:
     inner.fails = of_store(Timeout("late"))
     file.close()
     assert inner.closed
+
+
+class Directories:
+    """`/a` is inode 1 and `/b` is inode 2, with as many blocks of one byte."""
+
+    def stat(self, path: str) -> Any:
+        return SimpleNamespace(st_ino={"/a": 1, "/b": 2}[path])
+
+    def statvfs_inode(self, inode: int) -> Any:
+        return SimpleNamespace(f_bavail=inode, f_frsize=1, f_blocks=9)
+
+
+class Contended(FileSystemDisk):
+    """Another thread measures `/b` after each access to what this one remembers."""
+
+    remembered = ("", 0)
+
+    @property
+    def _measured(self) -> tuple[str, int]:
+        remembered, self.remembered = self.remembered, ("/b", 2)
+        return remembered
+
+    @_measured.setter
+    def _measured(self, value: tuple[str, int]) -> None:
+        self.remembered = ("/b", 2) if value[0] == "/a" else value
+
+
+def test_threads_that_measure_two_directories_get_each_its_own() -> None:
+    disk = Contended(Directories())  # type: ignore[arg-type]
+    assert disk.free_bytes("/a") == 1
+    disk.remembered = ("/a", 1)
+    assert disk.free_bytes("/a") == 1
+    assert disk.free_bytes("/b") == 2

@@ -348,11 +348,13 @@ class FileSystemDisk(Disk):
             return status.f_bavail * status.f_frsize if status.f_blocks else _UNKNOWN_BYTES
 
     def _status(self, path: str) -> Statvfs:
-        if path == self._measured[0]:
+        measured, inode = self._measured  # another thread may set it meanwhile
+        if path == measured:
             try:
-                return self._files.statvfs_inode(self._measured[1])
+                return self._files.statvfs_inode(inode)
             except FileError as error:
                 if error.errno != errno.ESTALE:
                     raise
-        self._measured = path, self._files.stat(path).st_ino
-        return self._files.statvfs_inode(self._measured[1])
+        inode = self._files.stat(path).st_ino
+        self._measured = path, inode
+        return self._files.statvfs_inode(inode)
