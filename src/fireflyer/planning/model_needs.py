@@ -67,7 +67,7 @@ SMS: Final = 132
 
 
 class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is used. Raises `UsageError` for what is not above 0."""
+    """Use of a model. Raises `UsageError` for what is not above 0."""
 
     sequence_tokens: int = 4096
     """Of a sequence in training, of a prompt, and in the KV cache while decoding."""
@@ -93,7 +93,7 @@ class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpertLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What limits decoding with each routed expert on a device of its own, FP8 weights, FP8 there and BF16 back."""
+    """Limits of decoding with each routed expert on a device of its own, FP8 weights, FP8 there and BF16 back."""
 
     exchange_s: float
     """Of a layer: dispatch and combine of `batch_tokens` tokens."""

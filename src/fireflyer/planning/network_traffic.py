@@ -66,8 +66,8 @@ class PlaneFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What all nodes begin to send, read or write at once, and how the network carries it. Raises `UsageError` for
-    values that do not go together."""
+    """Traffic: what all nodes begin to send, read or write at once, and how the network carries it. Raises `UsageError`
+    for values that do not go together."""
 
     pattern: TrafficPattern
     """Between all nodes as `netsim.pattern_transfers` has it; or a file that each node which is no storage reads from
@@ -135,7 +135,7 @@ class TrafficRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """When the transfers of a lane end, in seconds from the beginning. Those that never end count in `transfers`
+    """Times at which transfers of a lane end, in seconds from the beginning. Those that never end count in `transfers`
     alone."""
 
     transfers: int

@@ -29,8 +29,8 @@ class ExchangeBytes(NamedTuple):
     combine_received: float
 
     def seconds(self, tokens: int, bytes_per_s: float, *, at_once: bool = False) -> float:
-        """Of `tokens` over a link with that rate in each direction: dispatch, then combine; `at_once`: one micro-batch
-        dispatches while another one combines, and the link carries both in each direction."""
+        """Time of `tokens` over a link with that rate in each direction: dispatch, then combine; `at_once`: one
+        micro-batch dispatches while another one combines, and the link carries both in each direction."""
         if at_once:
             busiest = max(self.dispatch_sent + self.combine_sent, self.dispatch_received + self.combine_received)
         else:
@@ -47,10 +47,10 @@ def exchange_bytes(
     multicast: bool = False,
     aggregation: bool = False,
 ) -> ExchangeBytes:
-    """Of a token that goes to `copies` devices and comes back from them; `dispatch_bytes` and `combine_bytes` of one
-    value: FP8 and BF16 by default. `multicast`: the network copies, and a token is sent once; each of its devices still
-    receives it. `aggregation`: the network adds, and one result is received; each device still sends its own. Raises
-    `UsageError`."""
+    """Bytes of a token that goes to `copies` devices and comes back from them; `dispatch_bytes` and `combine_bytes` of
+    one value: FP8 and BF16 by default. `multicast`: the network copies, and a token is sent once; each of its devices
+    still receives it. `aggregation`: the network adds, and one result is received; each device still sends its own.
+    Raises `UsageError`."""
     if hidden < 1 or not copies >= 1 or not (dispatch_bytes > 0 and combine_bytes > 0):
         raise UsageError(
             f"{copies} copies of {hidden} values of {dispatch_bytes} and {combine_bytes} bytes; use 1 or more copies "
@@ -81,8 +81,8 @@ def token_seconds(layers: int, exchange_s: float, compute_s: float = 0.0, *, ove
 
 
 def compute_share(units: int, lent: int) -> float:
-    """Of the rate of a GPU with `units` SMs, of which `lent` move messages: 112/132 of an H800 in training. Raises
-    `UsageError`."""
+    """Share of the rate of a GPU with `units` SMs, of which `lent` move messages: 112/132 of an H800 in training.
+    Raises `UsageError`."""
     if not 0 <= lent < units:
         raise UsageError(f"{lent} of {units} SMs are lent to communication; leave 1 or more")
     return 1 - lent / units
@@ -103,9 +103,9 @@ class DispatchTime(NamedTuple):
 def node_limited_dispatch(
     experts: int, nodes: int | None, token_bytes: float, *, network_bytes_per_s: float, inside_bytes_per_s: float
 ) -> DispatchTime:
-    """Of a token to `experts` devices in at most `nodes` nodes: it is sent once to each node and forwarded inside (M t
-    instead of 8 t); None: sent to each device over the network. All nodes and devices are others than the sender's:
-    the worst case. Raises `UsageError`."""
+    """Time of a token to `experts` devices in at most `nodes` nodes: it is sent once to each node and forwarded inside
+    (M t instead of 8 t); None: sent to each device over the network. All nodes and devices are others than the
+    sender's: the worst case. Raises `UsageError`."""
     if experts < 1 or (nodes is not None and nodes < 1):
         raise UsageError(f"{experts} experts on {nodes} nodes; use 1 or more of each")
     if nodes is None:

@@ -47,7 +47,7 @@ CACHE_FORMATS: Final = {
 
 
 def cache_bytes(shape: ModelShape, tokens: int, form: CacheFormat) -> float:
-    """Of the KV cache of a sequence of `tokens` in all layers."""
+    """Bytes of the KV cache of a sequence of `tokens` in all layers."""
     return kv_bytes_per_sequence(shape, tokens, 1) * form.value_bytes
 
 
@@ -83,8 +83,8 @@ def decode_reads(
     weight_bytes: float = 2.0,
     cache: CacheFormat = CACHE_FORMATS["bf16"],
 ) -> DecodeReads:
-    """Of `batch` sequences with `context` tokens each; `weight_bytes` of one parameter. Of the input embedding one row
-    is read for each token, which does not count here. Raises `UsageError`."""
+    """Reads of `batch` sequences with `context` tokens each; `weight_bytes` of one parameter. Of the input embedding
+    one row is read for each token, which does not count here. Raises `UsageError`."""
     if batch < 1 or context < 0 or not weight_bytes > 0:
         raise UsageError(f"{batch} sequences of {context} tokens, {weight_bytes} bytes; use 1 or more sequences")
     count, one = count_parameters(shape), expert_parameters(shape)
@@ -140,7 +140,7 @@ MACHINES: Final = (
 
 
 def machine_seconds(machine: Machine, shape: ModelShape, context: int, *, weight_bytes: float) -> float | None:
-    """Of one token of a single request at the least; None where the model does not fit. Routed experts lie in host
+    """Time of one token of a single request at the least; None where the model does not fit. Routed experts lie in host
     memory where there is one; the processor and the GPU take turns, layer by layer."""
     count, reads = count_parameters(shape), decode_reads(shape, 1, context, weight_bytes=weight_bytes)
     experts = 0 if shape.experts is None else shape.expert_layers * shape.experts.routed * expert_parameters(shape)

@@ -33,7 +33,7 @@ def prefill_rate(shape: ModelShape, prompt: int, flops: float) -> float:
 
 
 class Split(NamedTuple):
-    """Of GPUs into two pools, such that neither waits (DeepSeek-V3 paper, 2.3.1)."""
+    """Division of GPUs into two pools, such that neither waits (DeepSeek-V3 paper, 2.3.1)."""
 
     prefill_share: float
     """Of all GPUs."""
@@ -48,8 +48,8 @@ class Split(NamedTuple):
 def split_gpus(
     shape: ModelShape, prompt: int, answer: int, *, prefill_per_s: float, decode_per_s: float, cache: CacheFormat
 ) -> Split:
-    """For requests of `prompt` tokens that get `answer` tokens; rates are tokens per second of one GPU. Raises
-    `UsageError`."""
+    """Divide GPUs for requests of `prompt` tokens that get `answer` tokens; rates are tokens per second of one GPU.
+    Raises `UsageError`."""
     if prompt < 1 or answer < 1 or not (prefill_per_s > 0 and decode_per_s > 0):
         raise UsageError(f"{prompt} and {answer} tokens at {prefill_per_s} and {decode_per_s} per s; use more than 0")
     prefill_s, decode_s = prompt / prefill_per_s, answer / decode_per_s

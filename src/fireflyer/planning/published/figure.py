@@ -30,7 +30,7 @@ class PublishedRow(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """Where inputs are ranges, it follows if a value between the bounds is printed so."""
+        """Verdict of the row. Where inputs are ranges, it follows if a value between the bounds is printed so."""
         if self.computed is None:
             return "input"
         slack = 1e-12 * abs(self.published)
