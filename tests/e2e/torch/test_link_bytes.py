@@ -121,7 +121,7 @@ def test_a_plan_states_the_bytes_that_each_rank_sends(name: str) -> None:
     for rank, ended in enumerate(ranks(plan.world_size)):
         found = counted(ended.result[name]["sent"], plan)
         stage = stage_traffic(plan, shape, node_of(plan), rank // plan.stage_ranks).by_purpose
-        planned = {purpose: links.get("pcie", 0.0) for purpose, links in stage.items()}
+        planned: dict[str, float] = {purpose: links.get("pcie", 0.0) for purpose, links in stage.items()}
         planned["tensor"] = stage["tensor"].get("nvlink", 0.0)
         experts = planned.pop("experts")
         if plan.schedule == "dualpipe":  # whose copies of stages are added as other shared parameters are
@@ -172,4 +172,5 @@ def exchanged(
     )
     rows, headers = counts.dispatch - bare.dispatch, bare.combine  # one node: a message to each other rank
     entries = (bare.dispatch - 2 * headers - 4 * rows) // 12
-    return 2 * (whole.dispatch + whole.combine) - bare.dispatch + headers + 4 * entries.T
+    found: np.ndarray[Any, np.dtype[np.int64]] = 2 * (whole.dispatch + whole.combine) - bare.dispatch
+    return found + headers + 4 * entries.T

@@ -102,14 +102,15 @@ def measure(recipe: Recipe) -> dict[str, Any]:
         found: dict[int, Axis] = {id(comm): axis for axis, comm in comms.items()}  # one for axes of the same ranks
         norms = 4 * sum(1 for _ in arrangement.layers.parameters())
         for axis in ("shard", "tensor"):
-            own = sent.bytes[id(comms[axis])] if axis in comms else None
-            if own is not None and (plan.zero or axis == "tensor"):  # each parameter is divided there
-                own.subtract(allreduce=norms)
+            if axis in comms and (plan.zero or axis == "tensor"):  # each parameter is divided there
+                own = sent.bytes[id(comms[axis])]
+                own["allreduce"] -= norms
                 own["norms"] += norms
         balance = internals.balance
+        assert dist.group.WORLD is not None
         everybody = sent.bytes[id(communicator_beside(dist.group.WORLD))]
         tokens = 8 * len(balance._gates) * balance._experts
-        everybody.subtract(allreduce=tokens)
+        everybody["allreduce"] -= tokens
         everybody["counts"] += tokens
         return {
             "sent": {axis: dict(sent.bytes[comm]) for comm, axis in found.items()},
