@@ -97,7 +97,7 @@ def lease(lease_ns: int) -> Iterator[Lease]:
 
 
 async def run_until(supervisor: Supervisor, *events: Coroutine[Any, Any, None]) -> None:
-    """Runs it until all of this has happened."""
+    """Runs it until all of this has happened, and closes it as `run_supervisor` does."""
     running: asyncio.Future[Any] = asyncio.ensure_future(supervisor.run())
     waiting: asyncio.Future[Any] = asyncio.gather(*events)
     try:
@@ -109,6 +109,7 @@ async def run_until(supervisor: Supervisor, *events: Coroutine[Any, Any, None]) 
         running.cancel()
         waiting.cancel()
         await asyncio.gather(running, waiting, return_exceptions=True)
+        supervisor.close()
 
 
 def supervisor_of(launcher: Launcher, config: SupervisorConfig, granted: Lease) -> Supervisor:

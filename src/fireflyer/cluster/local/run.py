@@ -245,12 +245,14 @@ class _Runner:
                 )
 
     async def stop(self) -> None:
-        await asyncio.gather(*(one.stop() for one in self._agents.values()), return_exceptions=True)
-        if self._manager is not None:
-            with contextlib.suppress(FireflyerError):
-                await self._manager.stop()
-        for reservation in self._reservations:
-            reservation.close()
+        try:
+            await asyncio.gather(*(one.stop() for one in self._agents.values()), return_exceptions=True)
+            if self._manager is not None:
+                with contextlib.suppress(FireflyerError):
+                    await self._manager.stop()
+        finally:
+            for reservation in self._reservations:
+                reservation.close()
 
 
 def _address(wanted: str, there: str) -> str:
