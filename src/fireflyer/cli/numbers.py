@@ -11,7 +11,7 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND, parse_bytes
 
-__all__ = ["ByteSize", "Duration", "NumberOrRange", "PositiveNumber", "WholeNumber"]
+__all__ = ["ByteSize", "Duration", "NumberOrRange", "PositiveNumber", "WholeNumber", "bytes_with_unit"]
 
 _DURATION = re.compile(r"([0-9]{1,6})(s|m|h|d)")
 _RANGE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?)(?:-([0-9]{1,12}(?:\.[0-9]{0,12})?))?")
@@ -70,6 +70,14 @@ class ByteSize(click.ParamType[Any]):
         if size_bytes < 1:
             self.fail(f"{value} is nothing; give 1 byte or more", param, ctx)
         return size_bytes
+
+
+def bytes_with_unit(option: str, text: str) -> int:
+    """As `parse_bytes`, of an option for which a number alone is more likely a forgotten unit than bytes. Raises
+    `UsageError`."""
+    if text.strip().isdecimal():
+        raise UsageError(f"{option} {text} has no unit; write it like 512KiB, 4MiB or 64B")
+    return parse_bytes(text)
 
 
 class Duration(click.ParamType[Any]):

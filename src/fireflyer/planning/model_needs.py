@@ -58,8 +58,6 @@ CHECKPOINT_BYTES: Final = 14
 """Of a parameter: bf16 weights, fp32 master weights and two moments."""
 LOCAL_BYTES: Final = 0.5
 """Of a parameter on the computer of one user: 4 bits."""
-INSIDE_BYTES_PER_S: Final = 160e9
-"""NVLink of an H800, as DeepSeek-V3 paper, 4.3, has it in practice."""
 ACCEPTANCE: Final = (0.8, 0.9)
 """Of predicted tokens (DeepSeek-V3 paper, 2.3.3)."""
 SMS: Final = 132
@@ -77,6 +75,11 @@ class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
     """Of a micro-batch of a device, with experts on many devices; of a batch of a device otherwise."""
     network_bytes_per_s: float = 50e9
     """Of a device in each direction, over which tokens go to experts."""
+    inside_bytes_per_s: float = 160e9
+    """Of a device, over which tokens are forwarded inside a node: NVLink of an H800 in practice (DeepSeek-V3 paper,
+    4.3)."""
+    nodes_per_token: int | None = None
+    """Most nodes to which a token is sent; None: as many as the model's routing is limited to."""
     gpu_flops: float | None = None
     """FLOPs per second that a GPU delivers; None: GPUs are not divided into prefill and decoding."""
     answer_tokens: int = 1000
@@ -85,10 +88,12 @@ class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
     """Of 132 SMs, those that move messages during prefill, and do not compute."""
 
     def __post_init__(self) -> None:
-        for name in ("sequence_tokens", "memory_bytes_per_s", "batch_tokens", "network_bytes_per_s", "answer_tokens"):
+        names = ("sequence_tokens", "memory_bytes_per_s", "batch_tokens", "network_bytes_per_s", "inside_bytes_per_s")
+        for name in (*names, "answer_tokens"):
             _above_0(name, getattr(self, name))
-        if self.gpu_flops is not None:
-            _above_0("gpu_flops", self.gpu_flops)
+        for name in ("gpu_flops", "nodes_per_token"):
+            if getattr(self, name) is not None:
+                _above_0(name, getattr(self, name))
         compute_share(SMS, self.lent_sms)
 
 
@@ -212,8 +217,8 @@ def _on_machines(shape: ModelShape, tokens: int) -> dict[str, float | None]:
 def _experts(shape: ModelShape, experts: Experts, given: ModelUse) -> ExpertLimits:
     exchange_s, read_s = _layer_seconds(shape, experts, given)
     helped = exchange_bytes(shape.hidden, _copies(experts), multicast=True, aggregation=True)
-    rates = {"network_bytes_per_s": given.network_bytes_per_s, "inside_bytes_per_s": INSIDE_BYTES_PER_S}
-    nodes = experts.groups_per_token if experts.groups > 1 else None
+    rates = {"network_bytes_per_s": given.network_bytes_per_s, "inside_bytes_per_s": given.inside_bytes_per_s}
+    nodes = given.nodes_per_token or (experts.groups_per_token if experts.groups > 1 else None)
     anywhere = node_limited_dispatch(experts.per_token, None, shape.hidden, **rates)
     limited = node_limited_dispatch(experts.per_token, nodes, shape.hidden, **rates)
     return ExpertLimits(

@@ -14,9 +14,11 @@ from fireflyer.topology.fabrics import (
     dragonfly,
     multi_plane,
     rail_optimised,
+    separated_nodes,
     slim_fly,
     three_layer_tree,
     two_layer_tree,
+    vertex_name,
     zones,
 )
 
@@ -96,7 +98,17 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return {key: value for key, value in values.items() if value is not None and value != ()}
 
     def build(self) -> Fabric:
-        """Raises `UsageError` where no such network can be built, or two groups of nodes have the same kind."""
+        """Raises `UsageError` where no such network can be built, two groups of nodes have the same kind, or some nodes
+        cannot reach each other."""
+        fabric = self._build()
+        pair = separated_nodes(fabric)
+        if pair is not None:
+            first, other = (vertex_name(fabric, node) for node in pair)
+            advice = "give more links between its zones (between)" if self.family == "zones" else "give more switches"
+            raise UsageError(f"{self.name}: {first} cannot reach {other}: no links join them; {advice}")
+        return fabric
+
+    def _build(self) -> Fabric:
         kinds = [group.kind for group in (*self.nodes, *self.shared)]
         twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
         if twice is not None:

@@ -191,7 +191,7 @@ def test_a_drain_that_was_not_looked_at_again_is_judged_by_the_next_round(
     """A check that lies on all nodes, and a Slurm that is slow, must not drain a cluster."""
     (node / "broken").touch()
     cluster.set(away="x", others="you|test|idle|0/4/0/4")
-    assert slurm(node, "check", "--limit", "2s") == 1
+    assert slurm(node, "check", "--limit", f"{allowed_s(2):.0f}s") == 1
     assert kept(node).unsettled == cluster.reason == drain_reason("me", RAID)
     (cluster.directory / "away").unlink()
     (cluster.directory / "hangs").unlink()

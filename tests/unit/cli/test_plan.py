@@ -235,7 +235,7 @@ def test_latency_is_of_messages_and_switches_and_a_proxy_adds_to_it(
     capsys: pytest.CaptureFixture[str], network: str
 ) -> None:
     def last_us(*options: str) -> float:
-        found = traffic(capsys, network, "--size", "64", *options)
+        found = traffic(capsys, network, "--size", "64B", *options)
         return float(found["transfers"]["last milliseconds"]) * 1000
 
     assert last_us("--latency", "infiniband") == pytest.approx(3.7, abs=0.02)
@@ -343,7 +343,7 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
         (("--traffic", "storage-reads"), 'no nodes of kind "storage"'),
         (("--traffic", "storage-reads", "--lanes", "1:1"), "lanes add reads to traffic between nodes"),
         (("--traffic", "ring", "--back-pressure", "--size", "1TiB"), "fewer bytes, or larger packets"),
-        (("--traffic", "storage-reads", "--size", "0"), "transfers of 0 bytes leave nothing to send"),
+        (("--traffic", "storage-reads", "--size", "0B"), "transfers of 0 bytes leave nothing to send"),
     ],
 )
 def test_mistakes_in_traffic_are_one_line(
@@ -356,11 +356,16 @@ def test_nodes_that_no_way_joins_are_one_line(capsys: pytest.CaptureFixture[str]
     network = tmp_path / "apart.toml"
     apart = NETWORK.replace('"two-layer"', '"zones"').replace("radix = 8\n", "radix = 8\nbetween = 0\n")
     network.write_text(apart.replace("count = 32", "count = 16"))
-    assert "paths without a common link, first to last node: 0" in said(capsys, "network", str(network))
-    assert "cannot reach node" in refused(capsys, "network", str(network), "--traffic", "ring")
-    assert "is not understood; write it like 512KiB" in refused(
-        capsys, "network", str(network), "--traffic", "ring", "--back-pressure", "--size", "5XB"
-    )
+    advice = "no links join them; give more links between its zones (between)"
+    for arguments in (("network", str(network)), ("compare", "v3-two-layer", str(network))):
+        assert f"gpu0 cannot reach gpu1: {advice}" in refused(capsys, *arguments)
+
+
+def test_sizes_without_a_known_unit_are_one_line(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    traffic = ("network", network, "--traffic", "ring", "--back-pressure")
+    assert "is not understood; write it like 512KiB" in refused(capsys, *traffic, "--size", "5XB")
+    assert "--size 64 has no unit; write it like 512KiB" in refused(capsys, *traffic, "--size", "64")
+    assert "--cache 200 has no unit" in refused(capsys, "node", "h800", "--experts", "20MiB", "--cache", "200")
 
 
 def test_networks_beside_each_other(capsys: pytest.CaptureFixture[str], network: str) -> None:

@@ -38,6 +38,10 @@ def test_limits_of_experts_are_those_of_the_paper() -> None:
     assert (experts.nodes_per_token, experts.wire_bytes["bf16"]) == (4, 14_336)
     assert experts.dispatch_s is not None
     assert experts.node_dispatch_s == pytest.approx(experts.dispatch_s / 2), "4 t instead of 8 t"
+    wider = plan_model(SPARSE, ModelUse(nodes_per_token=6, inside_bytes_per_s=40e9)).experts
+    assert wider is not None
+    assert wider.nodes_per_token == 6
+    assert wider.node_dispatch_s == pytest.approx(max(6 * 7168 / 50e9, 8 * 7168 / 40e9)), "forwarding is slower"
     assert SPARSE.experts is not None
     alike = msgspec.structs.replace(SPARSE, experts=msgspec.structs.replace(SPARSE.experts, groups=1))
     anywhere = plan_model(alike).experts

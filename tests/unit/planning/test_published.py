@@ -42,6 +42,8 @@ DO_NOT_FOLLOW = {
     ("ff-hfreduce", "host bridge of two GPUs, measured"),
     ("ff-figure-9", "LLaMa-13B, parallel efficiency 64 to 512 GPUs"),
     ("ff-storage", "capacity with two replicas, over"),
+    ("ff-table-3", "saved of the network's costs"),
+    ("v3-table-1", "llama-3.1-405b, multiple of deepseek-v3"),
     ("v3-table-2", "qwen-2.5-72b, counted as the others"),
     ("v3-table-2", "llama-3.1-405b, counted as the others"),
     ("v3-table-3", "DF: cost"),
@@ -65,6 +67,8 @@ def test_inputs_are_what_only_the_authors_could_measure() -> None:
     assert {(name, one.what) for name, one in rows() if one.verdict == "input"} == {
         ("ff-table-2", "TF32 GEMM of ours"),
         ("ff-table-2", "TF32 GEMM of DGX"),
+        ("ff-table-2", "FP16 GEMM of ours"),
+        ("ff-table-2", "FP16 GEMM of DGX"),
         ("ff-table-2", "node relative price"),
         ("v3-lanes", "memory for them, approximately"),
         ("v3-table-5", "NVLink"),

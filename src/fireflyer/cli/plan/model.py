@@ -33,6 +33,10 @@ Examples:
               help="Of a micro-batch of a device, with experts on many devices.")  # fmt: skip
 @click.option("--network", metavar="GB/S", type=PositiveNumber(), default=50.0,
               show_default=True, help="Of a device, over which tokens go to experts.")  # fmt: skip
+@click.option("--nvlink", metavar="GB/S", type=PositiveNumber(), default=160.0,
+              show_default=True, help="Of a device, over which tokens are forwarded inside a node.")  # fmt: skip
+@click.option("--nodes-per-token", metavar="M", type=WholeNumber(min=1, max=1 << 16),
+              help="Most nodes to which a token is sent; default: as the model's routing is limited.")  # fmt: skip
 @click.option("--gpu-tflops", metavar="TFLOPS", type=PositiveNumber(),
               help="That a GPU delivers: also print how to divide GPUs into prefill and decoding.")  # fmt: skip
 @click.option("--answer", metavar="TOKENS", type=WholeNumber(min=1, max=1 << 24), default=1000, show_default=True,
@@ -47,6 +51,8 @@ def model_command(
     bandwidth: float,
     tokens: int,
     network: float,
+    nvlink: float,
+    nodes_per_token: int | None,
     gpu_tflops: float | None,
     answer: int,
     lent_sms: int,
@@ -66,6 +72,8 @@ def model_command(
         memory_bytes_per_s=bandwidth * 1e9,
         batch_tokens=tokens,
         network_bytes_per_s=network * 1e9,
+        inside_bytes_per_s=nvlink * 1e9,
+        nodes_per_token=nodes_per_token,
         gpu_flops=None if gpu_tflops is None else gpu_tflops * 1e12,
         answer_tokens=answer,
         lent_sms=lent_sms,
@@ -137,7 +145,9 @@ def _experts(limits: ExpertLimits, use: ModelUse) -> dict[str, Any]:
     }
     dispatch = {
         "sent to each device": limits.dispatch_s,
-        f"sent to {limits.nodes_per_token} nodes, forwarded at 160 GB/s": limits.node_dispatch_s,
+        f"sent to {limits.nodes_per_token} nodes, forwarded at {use.inside_bytes_per_s / 1e9:g} GB/s": (
+            limits.node_dispatch_s
+        ),
     }
     for where, seconds in dispatch.items():
         if seconds is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.numbers import PositiveNumber, WholeNumber
+from fireflyer.cli.numbers import PositiveNumber, WholeNumber, bytes_with_unit
 from fireflyer.cli.train.plan import node_names, read_node
 
 if TYPE_CHECKING:
@@ -148,10 +148,10 @@ def _ring(given: NodeModel) -> dict[str, Any]:
 
 
 def _contention(given: NodeModel, experts: str, cache: str, expert_weight: float) -> dict[str, Any]:
-    from fireflyer.base.units import parse_bytes
     from fireflyer.planning.node_flows import kv_contention
 
-    found = kv_contention(given, parse_bytes(experts), parse_bytes(cache), expert_weight=expert_weight)
+    sizes = bytes_with_unit("--experts", experts), bytes_with_unit("--cache", cache)
+    found = kv_contention(given, *sizes, expert_weight=expert_weight)
     shown: dict[str, Any] = {
         f"milliseconds of {name.replace('_', ', ')}": seconds * 1e3 for name, seconds in found._asdict().items()
     }

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cli.numbers import bytes_with_unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,12 +86,11 @@ def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
 
 
 def _traffic(given: TrafficOptions) -> NetworkTraffic:
-    from fireflyer.base.units import parse_bytes
     from fireflyer.planning import NetworkTraffic
 
     return NetworkTraffic(
         pattern=given.pattern,
-        nbytes=parse_bytes(given.size),
+        nbytes=bytes_with_unit("--size", given.size),
         routing=given.routing,
         queue_pairs=given.queue_pairs,
         seed=given.seed,

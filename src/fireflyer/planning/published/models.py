@@ -21,6 +21,7 @@ from fireflyer.codesign.model import (
     training_flops,
 )
 from fireflyer.collectives.tokens import token_codec
+from fireflyer.planning.amounts import Amount
 from fireflyer.planning.published.figure import PublishedFigure, PublishedRow, row
 from fireflyer.planning.published.networks import FIRE_FLYER, V3
 
@@ -43,7 +44,18 @@ def kv_cache(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
         )
         for name, kilobytes in published.items()
     )
-    return PublishedFigure("v3-table-1", "KV cache of a token", f"{V3}, table 1", rows)
+    least = kv_bytes_per_token(shapes["deepseek-v3"])
+    multiples = tuple(
+        row(
+            f"{name}, multiple of deepseek-v3",
+            multiple,
+            kv_bytes_per_token(shapes[name]) / least,
+            f"{published[name]:.3f} KB of {published['deepseek-v3']:.3f} KB",
+            step=0.01,
+        )
+        for name, multiple in (("qwen-2.5-72b", 4.66), ("llama-3.1-405b", 7.28))
+    )
+    return PublishedFigure("v3-table-1", "KV cache of a token", f"{V3}, table 1", rows + multiples)
 
 
 def training_cost(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
@@ -111,7 +123,7 @@ def v3_metrics(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
     rate = tokens / step_s
     causal = training_flops(shapes["deepseek-v3"], SEQUENCE_TOKENS)
     whole = training_flops(shapes["deepseek-v3"], SEQUENCE_TOKENS, causal=False)
-    parts = 1.13 + 2.06 + 1.99 + 0.48 + 13.95 + 0.29
+    parts = _sum_of_rounded(1.13, 2.06, 1.99, 0.48, 13.95, 0.29)
     how = "15,360 x 4,096 tokens in 19.926 s on 2,048 GPUs"
     return PublishedFigure(
         "v3-table-4",
@@ -125,7 +137,7 @@ def v3_metrics(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
                 parts,
                 "the sum of six parts, each rounded to 0.01 s",
                 unit="s",
-                step=0.06,
+                step=0.001,
             ),
             row("TFLOPS, non-causal", 432, whole * rate / gpus / 1e12, how, unit="TFLOPS", printed="cut"),
             row("TFLOPS, causal", 385, causal * rate / gpus / 1e12, how, unit="TFLOPS"),
@@ -150,6 +162,11 @@ def v3_metrics(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
     )
 
 
+def _sum_of_rounded(*parts: float) -> Amount:
+    """Bounds of a sum of parts, each printed to 0.01."""
+    return Amount(sum(parts) - 0.005 * len(parts), sum(parts) + 0.005 * len(parts))
+
+
 def _rail_metrics(causal: float, whole: float, tokens: int, gpus: int, peak: float) -> tuple[PublishedRow, ...]:
     """The column of the multi-rail network, from the time of its step."""
     rate = tokens / 19.946
@@ -159,10 +176,22 @@ def _rail_metrics(causal: float, whole: float, tokens: int, gpus: int, peak: flo
         row(
             "tokens of a day, multi-rail",
             272.52,
-            rate * 86400 / 1e9,
-            f"{how}; the time is rounded, too",
+            Amount(tokens / 19.9465 * 86400 / 1e9, tokens / 19.9455 * 86400 / 1e9),
+            f"{how}, which is rounded to 1 ms",
             unit="B",
-            step=0.02,
+            step=0.01,
+        ),
+        row(
+            "time of a step from its parts, multi-rail",
+            19.946,
+            _sum_of_rounded(1.13, 2.03, 1.99, 0.48, 14.00, 0.31),
+            "the sum of six parts, each rounded to 0.01 s",
+            unit="s",
+            step=0.001,
+        ),
+        *(
+            row(f"TFLOPS, {name}, multi-rail", printed, flops * rate / gpus / 1e12, how, unit="TFLOPS")
+            for name, printed, flops in (("non-causal", 432, whole), ("causal", 385, causal))
         ),
         *(
             row(

@@ -44,6 +44,8 @@ def architecture_costs() -> PublishedFigure:
         (
             row("TF32 GEMM of ours", 107, None, "measured by the authors", unit="TFLOPS"),
             row("TF32 GEMM of DGX", 131, None, "measured by the authors", unit="TFLOPS"),
+            row("FP16 GEMM of ours", 220, None, "measured by the authors", unit="TFLOPS"),
+            row("FP16 GEMM of DGX", 263, None, "measured by the authors", unit="TFLOPS"),
             row("relative performance", 0.83, relative, "mean of 107/131 and 220/263", step=0.01),
             row("node relative price", 0.60, None, "the authors' prices"),
             row("cost-performance ratio", 1.38, 0.83 / 0.60, "0.83 / 0.60", step=0.01),
@@ -88,7 +90,13 @@ def network_costs() -> PublishedFigure:
             row(
                 "core switches that the 10,000 need", 320, least.switches - 1000, "20 sets of 13; 250 by counting ports"
             ),
-            row("switches saved", 0.40, 1 - ours.switches / three.switches, "1 - 122/200", step=0.1),
+            row(
+                "saved of the network's costs",
+                40,
+                100 * (1 - ours.switches / three.switches),
+                "1 - 122/200, by the number of switches; the paper does not say what it counts",
+                unit="%",
+            ),
             row("relative price of network and nodes", 0.504, 11600 / 23000, "11600 / 23000", step=0.001),
             _zone_ports(),
         ),

@@ -15,6 +15,7 @@ from fireflyer.topology.fabrics.properties import (
     bisection,
     diameter,
     planes_of,
+    separated_nodes,
 )
 from fireflyer.topology.fabrics.trees import three_layer_tree, two_layer_tree
 
@@ -39,6 +40,7 @@ __all__ = [
     "open_nodes",
     "planes_of",
     "rail_optimised",
+    "separated_nodes",
     "slim_fly",
     "slim_fly_counts",
     "three_layer_tree",

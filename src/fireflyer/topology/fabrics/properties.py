@@ -16,7 +16,7 @@ from fireflyer.topology.fabrics.graph import Fabric
 from fireflyer.topology.fabrics.inside import INSIDE_LAYERS
 from fireflyer.topology.fabrics.narrow import dragonfly_bisection, tree_bisection
 
-__all__ = ["Bisection", "bisection", "diameter", "planes_of"]
+__all__ = ["Bisection", "bisection", "diameter", "planes_of", "separated_nodes"]
 
 MAX_WORK: Final = 50_000_000
 """Links between switches that `diameter` follows: some seconds."""
@@ -28,6 +28,20 @@ class Bisection(NamedTuple):
 
     links: int
     exact: bool
+
+
+def separated_nodes(fabric: Fabric) -> tuple[int, int] | None:
+    """First node, and one that it cannot reach through switches; None where each node reaches all others."""
+    near = _switch_neighbours(fabric)
+    ends: list[list[int]] = [[] for _ in range(fabric.nodes)]
+    for cable in fabric.cables:
+        if cable.a < fabric.nodes:
+            ends[cable.a].append(cable.b - fabric.nodes)
+    distance = _distances(near, tuple(ends[0])) if ends else []
+    for node in range(1, fabric.nodes):
+        if all(distance[switch] < 0 for switch in ends[node]):
+            return 0, node
+    return None
 
 
 def diameter(fabric: Fabric) -> int | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.support.patience import allowed_s
 
 __all__ = ["Mount", "local_mount", "missing", "mounted", "needs_fuse"]
 
@@ -70,7 +71,12 @@ class Mount:
         """In it, as its working directory; what it prints."""
         environment = {**os.environ, "LC_ALL": "C", "GIT_CONFIG_GLOBAL": "/dev/null", "HOME": "/nonexistent"}
         done = subprocess.run(
-            self.command(command), capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
+            self.command(command),
+            capture_output=True,
+            text=True,
+            timeout=allowed_s(timeout_s),
+            check=False,
+            env=environment,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
