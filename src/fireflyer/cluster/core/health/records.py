@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -42,6 +42,7 @@ __all__ = [
     "Flap",
     "Fleet",
     "Hold",
+    "MemoryRows",
     "NodeHealth",
     "PartHistory",
     "Records",
@@ -229,6 +230,25 @@ class _Rows(Protocol[K, R]):
     def put(self, key: K, row: R | None, /) -> None: ...
 
     def rows(self) -> Iterator[tuple[K, R]]: ...
+
+
+class MemoryRows(Generic[K, R]):
+    """Rows of `Records` in a dict."""
+
+    def __init__(self, rows: dict[K, R] | None = None) -> None:
+        self._rows: dict[K, R] = {} if rows is None else rows
+
+    def get(self, key: K, /) -> R | None:
+        return self._rows.get(key)
+
+    def put(self, key: K, row: R | None, /) -> None:
+        if row is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = row
+
+    def rows(self) -> Iterator[tuple[K, R]]:
+        return iter(list(self._rows.items()))
 
 
 class Records(Protocol):

@@ -12,8 +12,8 @@ repair, not its ticket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Final, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import msgspec
 
@@ -25,6 +25,7 @@ from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.records import (
     OUT,
     TAKES_TASKS,
+    MemoryRows,
     NodeHealth,
     PartHistory,
     RepairState,
@@ -41,8 +42,6 @@ MAX_PARTS: Final = 256
 WAITS_FOR_PEOPLE: Final = (RepairState.RESET, RepairState.REBOOT, RepairState.FIELD_DIAGNOSIS, RepairState.RMA)
 _POLICY: Final = HealthPolicy(back_off_ns=0)
 """How long a node stays out that was drained before is a matter of `drains`, which counts the drains of the node."""
-K = TypeVar("K")
-R = TypeVar("R")
 
 
 class RepairRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,30 +55,15 @@ class RepairRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Start of the node, when its remedy became due."""
 
 
-class _Rows(Generic[K, R]):
-    def __init__(self, rows: dict[K, R]) -> None:
-        self._rows = rows
-
-    def get(self, key: K, /) -> R | None:
-        return self._rows.get(key)
-
-    def put(self, key: K, row: R | None, /) -> None:
-        if row is None:
-            self._rows.pop(key, None)
-        else:
-            self._rows[key] = row
-
-    def rows(self) -> Iterator[tuple[K, R]]:
-        return iter(list(self._rows.items()))
-
-
 class _Book:
     """`Records` of a node."""
 
     def __init__(self, record: RepairRecord) -> None:
-        self.health: _Rows[str, NodeHealth] = _Rows({record.health.name: record.health} if record.health else {})
-        self.tickets: _Rows[int, RepairTicket] = _Rows({one.id: one for one in record.tickets})
-        self.parts: _Rows[str, PartHistory] = _Rows({one.key: one for one in record.parts})
+        self.health: MemoryRows[str, NodeHealth] = MemoryRows(
+            {record.health.name: record.health} if record.health else {}
+        )
+        self.tickets: MemoryRows[int, RepairTicket] = MemoryRows({one.id: one for one in record.tickets})
+        self.parts: MemoryRows[str, PartHistory] = MemoryRows({one.key: one for one in record.parts})
 
 
 class _Alone:

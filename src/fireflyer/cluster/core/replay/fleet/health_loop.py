@@ -7,9 +7,9 @@ something new are simulated. An operator carries out each remedy that is due, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.health.findings import Finding
@@ -30,6 +30,7 @@ from fireflyer.cluster.core.health.records import (
     REMEDY_STATES,
     TAKES_TASKS,
     Hold,
+    MemoryRows,
     NodeHealth,
     PartHistory,
     RepairState,
@@ -54,23 +55,16 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
-class _Rows(Generic[K, R]):
-    def __init__(self) -> None:
-        self._rows: dict[K, R] = {}
-        self.changed: dict[K, None] = {}
+class _Rows(MemoryRows[K, R]):
+    """That know which of them have changed."""
 
-    def get(self, key: K, /) -> R | None:
-        return self._rows.get(key)
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed: dict[K, None] = {}
 
     def put(self, key: K, row: R | None, /) -> None:
         self.changed[key] = None
-        if row is None:
-            self._rows.pop(key, None)
-        else:
-            self._rows[key] = row
-
-    def rows(self) -> Iterator[tuple[K, R]]:
-        return iter(list(self._rows.items()))
+        super().put(key, row)
 
 
 class _Records:
