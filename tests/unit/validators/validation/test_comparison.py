@@ -24,6 +24,7 @@ from fireflyer.validators.core.validation.records import (
     deviations_for,
     peers_of,
 )
+from fireflyer.validators.stress import run
 from fireflyer.validators.stress.run import append_record, read_records
 
 
@@ -142,6 +143,22 @@ def test_records_are_appended_and_read(tmp_path: Path) -> None:
     for one in PEERS:
         append_record(path, one)
     assert read_records(path) == PEERS
+
+
+def test_of_a_file_that_has_grown_for_years_the_newest_records_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "records.jsonl"
+    for one in PEERS:
+        append_record(str(path), one)
+    *_, last = path.read_bytes().splitlines(keepends=True)
+    newest = sum(map(len, path.read_bytes().splitlines(keepends=True)[-2:]))
+    for size, found in ((newest, 2), (newest + 1, 2), (newest - 1, 1), (len(last), 1), (len(last) - 1, 0)):
+        monkeypatch.setattr(run, "MAX_RECORD_BYTES", size)
+        assert read_records(str(path)) == PEERS[len(PEERS) - found :], size
+    monkeypatch.undo()
+    monkeypatch.setattr(run, "MAX_RECORDS", 3)
+    assert read_records(str(path)) == PEERS[-3:]
 
 
 @pytest.mark.parametrize(
