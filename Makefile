@@ -84,13 +84,15 @@ WAITING := $(BIN)/pytest -q --processor-time --durations 40 --durations-min 8 -n
 
 # TURNS=4: a quarter of the slow test files, another with each commit, and those that changed lately; one of the sanitizers.
 TURNS ?= 1
+# BEFORE=TIME: slow tests that have not begun at this Unix time are left out, but those that changed lately.
+BEFORE ?=
 
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills (TURNS=4: the quarter that this commit runs)
 	@scripts/system-packages $(SLOW_PACKAGES)
 	@mkdir -p build
 	make WORKERS=1 TURNS=$(TURNS) native-build tidy >build/beside.log 2>&1 & beside=$$!; \
 	trap 'kill $$beside 2>/dev/null || true' EXIT; \
-	$(WAITING) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --turns $(TURNS) --timeout 900; \
+	$(WAITING) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --turns $(TURNS) $(if $(BEFORE),--begin-before $(BEFORE)) --timeout 900; \
 	trap - EXIT; wait $$beside || { cat build/beside.log; exit 1; }
 	@grep clang-tidy: build/beside.log
 	$(MAKE) native-tests TURNS=$(TURNS)

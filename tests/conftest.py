@@ -6,6 +6,7 @@ import gc
 import os
 import secrets
 import signal
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support import processor_time
+from tests.support.campaigns.late import CHANGED_LATELY, NOT_BEGUN, begun_first, patience_s
 from tests.support.campaigns.shards import changed_lately, commit_count, expected_s, in_turn, parts
 from tests.support.campaigns.slow_files import can_have_slow_tests
 from tests.support.compiled_once import compile_share
@@ -63,6 +65,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     text += "those that a commit of the four hours before it changed"
     parser.addoption("--turns", type=int, metavar="N", help=text)
+    text = "begin no slow test after this Unix time; those of files that such a commit changed, 10 minutes later"
+    parser.addoption("--begin-before", type=float, metavar="TIME", help=text)
     text = "show which tests and files took most processor time"
     parser.addoption("--processor-time", action="store_true", help=text)
     text = "import only files whose text names the markers of slow tests; for use with -m"
@@ -111,6 +115,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture, which may start a cluster."""
+    before: float | None = item.config.getoption("--begin-before")
+    if before is not None and time.time() >= before + patience_s(item, item.config.stash[CHANGED_LATELY]):
+        pytest.skip(NOT_BEGUN)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
@@ -119,6 +131,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    late = [one.nodeid for one in terminalreporter.stats.get("skipped", ()) if NOT_BEGUN in str(one.longrepr)]
+    if late:
+        terminalreporter.section("not begun")
+        terminalreporter.write("\n".join((f"{len(late)} slow tests: {NOT_BEGUN}", *late, "")))
     if config.getoption("--processor-time"):
         reports = [
             one for many in terminalreporter.stats.values() for one in many if isinstance(one, pytest.TestReport)
@@ -134,11 +150,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if most_s is not None:
         left_out |= _campaigns_of_other_commits(items, most_s)
     turns: int | None = config.getoption("--turns")
+    config.stash[CHANGED_LATELY] = changed_lately(hours=4)
     if turns is not None:
-        left_out |= _slow_tests_of_other_commits(items, turns)
+        left_out |= _slow_tests_of_other_commits(items, turns, config.stash[CHANGED_LATELY])
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+    if config.getoption("--begin-before") is not None:
+        items[:] = begun_first(items, commit_count())
 
 
 def _campaigns_of_other_commits(items: list[pytest.Item], most_s: float) -> set[pytest.Item]:
@@ -151,8 +170,8 @@ def _campaigns_of_other_commits(items: list[pytest.Item], most_s: float) -> set[
     return left_out
 
 
-def _slow_tests_of_other_commits(items: list[pytest.Item], turns: int) -> set[pytest.Item]:
-    number, changed = commit_count(), changed_lately(hours=4)
+def _slow_tests_of_other_commits(items: list[pytest.Item], turns: int, changed: frozenset[str]) -> set[pytest.Item]:
+    number = commit_count()
     paths = {path: path.relative_to(TESTS.parent).as_posix() for path in {item.path for item in items}}
     others = {path for path, name in paths.items() if name not in changed and not in_turn(name, number, turns)}
     return {
