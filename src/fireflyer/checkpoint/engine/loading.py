@@ -30,7 +30,7 @@ from fireflyer.checkpoint.core.blocks import BLOCK_BYTES, block_sizes, needed_bl
 from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.pieces import ReadPiece, StraightRead, plan_reads, plan_straight
 from fireflyer.checkpoint.core.slices import Run
-from fireflyer.checkpoint.engine.memory import aligned_memory
+from fireflyer.checkpoint.engine.memory import aligned_memory, made_ready
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
 from fireflyer.native import crc32c, crc32c_joined, crc32c_ranges
 
@@ -43,6 +43,9 @@ _BUFFERS: Final = 4
 _STRAIGHT_BYTES: Final = 256 << 10
 """A tensor that is at least as large is read straight to its place, where the file allows it. Smaller ones share
 reads."""
+_READY_BYTES: Final = 4 * MIB
+"""Tensors that are at least as large get their pages from a thread of their own: to get pages takes new memory longer
+than to be copied to."""
 _STRAIGHT_READS: Final = 6
 """At once, each of `READ_BYTES` at the most."""
 
@@ -170,7 +173,9 @@ def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, on
             with contextlib.closing(disk.open(path, direct=True)) as file:
                 _check_frame(file, path, shard)  # before `sink` takes memory for what the manifest only claims
                 places = [sink(shard.rank, tensor) for tensor in shard.tensors]
-                _read_tensors(file, path, _wanted(shard.tensors, places, only_wanted=only_wanted), buffers)
+                wanted = _wanted(shard.tensors, places, only_wanted=only_wanted)
+                with _ready(wanted):
+                    _read_tensors(file, path, wanted, buffers)
         for buffer in buffers:
             buffer.wait()
     finally:
@@ -199,6 +204,14 @@ def _wanted(tensors: Sequence[TensorRecord], places: Sequence[Place | None], *, 
         np.array(sums, np.uint32),
         np.array(targets, np.uint64),
     )
+
+
+def _ready(wanted: _Wanted) -> contextlib.AbstractContextManager[None]:
+    """Pages for what is copied to host memory, where it is so much that a thread is worth its start."""
+    large = (wanted.targets != 0) & (wanted.sizes >= _READY_BYTES)
+    if not large.any():
+        return contextlib.nullcontext()
+    return made_ready(zip(wanted.targets[large].tolist(), wanted.sizes[large].tolist(), strict=True))
 
 
 def _needed(tensor: TensorRecord, place: Place | None) -> Iterator[tuple[TensorRecord, Place, int, int, int]]:

@@ -1,13 +1,24 @@
-"""Memory that direct IO can use: whole pages, large ones where the system gives them, and not shared with children."""
+"""Memory that direct IO can use (whole pages, large ones where the system gives them, not shared with children), and
+memory of tensors that is made ready before bytes arrive."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-__all__ = ["aligned_memory"]
+from fireflyer.base.units import MIB
 
+__all__ = ["aligned_memory", "made_ready"]
+
+_LIBC: Final = ctypes.CDLL(None)
+_MADV_POPULATE_WRITE: Final = 23
+"""Linux 5.14."""
+_SLICE_BYTES: Final = 8 * MIB
+"""Made ready in one call, so that the thread ends soon when it is to."""
 _MADV_HUGEPAGE: Final = 14
 _MADV_WIPEONFORK: Final = 18
 
@@ -24,3 +35,30 @@ def aligned_memory(size_bytes: int) -> memoryview:
         with contextlib.suppress(OSError):  # a kernel without it; small pages serve
             memory.madvise(advice)
     return memoryview(memory)[:size_bytes]
+
+
+@contextlib.contextmanager
+def made_ready(ranges: Iterable[tuple[int, int]]) -> Iterator[None]:
+    """While the block runs, a thread has the system give pages to these ranges of memory (address, bytes), in order:
+    what is copied there later waits for no page fault. Contents stay. Memory that has its pages costs little, and a
+    system that cannot do it changes nothing. The thread has ended when the block has."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_make_ready, args=(ranges, ended), name="checkpoint-memory", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _make_ready(ranges: Iterable[tuple[int, int]], ended: threading.Event) -> None:
+    for address, size_bytes in ranges:
+        first, end = address + -address % mmap.PAGESIZE, (address + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        for begin in range(first, end, _SLICE_BYTES):
+            length = min(_SLICE_BYTES, end - begin)
+            given = not ended.is_set() and not _LIBC.madvise(
+                ctypes.c_void_p(begin), ctypes.c_size_t(length), _MADV_POPULATE_WRITE
+            )
+            if not given:
+                return
