@@ -5,7 +5,7 @@ from __future__ import annotations
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel.node import Buffers, NodeModel
 
-__all__ = ["buffer_sockets", "gpu_sockets", "nic_bridges", "nic_sockets"]
+__all__ = ["buffer_sockets", "gpu_sockets", "nic_bridges", "nic_sockets", "nic_switches"]
 
 
 def gpu_sockets(node: NodeModel) -> tuple[int, ...]:
@@ -14,10 +14,20 @@ def gpu_sockets(node: NodeModel) -> tuple[int, ...]:
     return tuple(gpu // node.bridge_gpus * node.sockets // bridges for gpu in range(node.gpus))
 
 
+def nic_switches(node: NodeModel) -> tuple[int, ...] | None:
+    """PCIe switch of each NIC; None: NICs are not behind switches."""
+    if not node.switch_gpus or not node.switch_nics:
+        return None
+    return tuple(nic * (node.gpus // node.switch_gpus) // node.nics for nic in range(node.nics))
+
+
 def nic_bridges(node: NodeModel) -> tuple[int, ...] | None:
-    """Bridge of each NIC where there are as many, as with one NIC for each GPU; None: NICs are at sockets. Raises
-    `UsageError` as `gpu_sockets`."""
+    """Bridge of each NIC: that of its switch, or where there are as many NICs as bridges, as with one for each GPU;
+    None: NICs are at sockets. Raises `UsageError` as `gpu_sockets`."""
     bridges = _bridges(node)
+    switches = nic_switches(node)
+    if switches is not None:
+        return tuple(switch * node.switch_gpus // node.bridge_gpus for switch in switches)
     return tuple(nic * bridges // node.nics for nic in range(node.nics)) if node.nics >= bridges else None
 
 
@@ -45,5 +55,9 @@ def _bridges(node: NodeModel) -> int:
     if node.gpus % node.bridge_gpus or bridges % node.sockets:
         raise UsageError(
             f"{node.gpus} GPUs behind bridges of {node.bridge_gpus} do not divide over {node.sockets} sockets"
+        )
+    if node.switch_gpus and node.bridge_gpus % node.switch_gpus:
+        raise UsageError(
+            f"{node.bridge_gpus} GPUs of a host bridge do not divide into PCIe switches of {node.switch_gpus}"
         )
     return bridges

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel.node import NodeModel
 from fireflyer.netsim import NetworkRun, simulate_paths
-from fireflyer.planning.node_buffers import buffer_sockets, gpu_sockets, nic_bridges, nic_sockets
+from fireflyer.planning.node_buffers import buffer_sockets, gpu_sockets, nic_bridges, nic_sockets, nic_switches
 from fireflyer.topology.node_fabric import NodeFabric, Path, Wire
 from fireflyer.topology.traffic import Transfer
 
@@ -58,7 +58,8 @@ class NodeBandwidth(NamedTuple):
 
 def node_fabric(node: NodeModel) -> NodeFabric:
     """The links inside a node. GPUs are behind bridges of `bridge_gpus` each: each bridge is as loaded as the most
-    loaded one. NICs are at bridges where there are as many, as with one NIC for each GPU, and at sockets otherwise.
+    loaded one; with `switch_gpus` behind PCIe switches below these. NICs are behind such switches with `switch_nics`,
+    at bridges where there are as many, as with one NIC for each GPU, and at sockets otherwise.
     Memory is divided over sockets. NVLink joins two GPUs by a wire, and more by a switch, to which each has one port.
     Devices that write to each other through a socket reach `node.peer_bytes_per_s`.
 
@@ -66,7 +67,11 @@ def node_fabric(node: NodeModel) -> NodeFabric:
     """
     sockets = node.sockets
     of_gpus = gpu_sockets(node)
-    wires = [_wire(f"gpu{gpu}", f"bridge{gpu // node.bridge_gpus}", node.pcie_bytes_per_s) for gpu in range(node.gpus)]
+    wires = [_wire(f"gpu{gpu}", _above_gpu(node, gpu), node.pcie_bytes_per_s) for gpu in range(node.gpus)]
+    wires += [
+        _wire(_above_gpu(node, gpu), f"bridge{gpu // node.bridge_gpus}", node.switch_bytes_per_s)
+        for gpu in (range(0, node.gpus, node.switch_gpus) if node.switch_gpus else ())
+    ]
     for bridge in range(node.gpus // node.bridge_gpus):
         above = f"socket{of_gpus[bridge * node.bridge_gpus]}"
         wires.append(_wire(f"bridge{bridge}", above, node.bridge_bytes_per_s, shared=True))
@@ -76,9 +81,8 @@ def node_fabric(node: NodeModel) -> NodeFabric:
         wires.append(_wire(f"memory{socket}", f"socket{socket}", share, shared=True))
         wires.append(_wire(f"cpu{socket}", f"socket{socket}", UNLIMITED))
         wires += [_wire(f"socket{other}", f"socket{socket}", between) for other in range(socket)]
-    bridges = nic_bridges(node)
-    for nic, socket in enumerate(nic_sockets(node)):
-        wires.append(_wire(f"socket{socket}" if bridges is None else f"bridge{bridges[nic]}", f"nic{nic}", UNLIMITED))
+    for nic, above in enumerate(_above_nics(node)):
+        wires.append(_wire(above, f"nic{nic}", UNLIMITED))
         wires.append(_wire(f"nic{nic}", NETWORK, node.nic_bytes_per_s))
     if node.nvlink_gpus == 2:
         wires += [_wire(f"gpu{gpu}", f"gpu{gpu + 1}", node.nvlink_bytes_per_s) for gpu in range(0, node.gpus, 2)]
@@ -97,14 +101,36 @@ def node_fabric(node: NodeModel) -> NodeFabric:
     )
 
 
+def _above_gpu(node: NodeModel, gpu: int) -> str:
+    return f"switch{gpu // node.switch_gpus}" if node.switch_gpus else f"bridge{gpu // node.bridge_gpus}"
+
+
+def _above_nics(node: NodeModel) -> list[str]:
+    for kind, places in (("switch", nic_switches(node)), ("bridge", nic_bridges(node))):
+        if places is not None:
+            return [f"{kind}{place}" for place in places]
+    return [f"socket{socket}" for socket in nic_sockets(node)]
+
+
 def _wire(a: str, b: str, bytes_per_s: float, *, shared: bool = False, length: int = OTHER_LENGTH) -> Wire:
     return Wire(a=a, b=b, bytes_per_s=bytes_per_s, shared=shared, length=length)
 
 
-def simulate_flows(fabric: NodeFabric, flows: Sequence[Flow], lane_weights: tuple[float, ...] = (1.0,)) -> NetworkRun:
-    """All at once to their end, at max-min fair rates. Raises `UsageError`."""
+def simulate_flows(
+    fabric: NodeFabric, flows: Sequence[Flow], lane_weights: tuple[float, ...] = (1.0,), *, paced: bool = False
+) -> NetworkRun:
+    """All at once to their end, at max-min fair rates, or with rates that are as their bytes are (`paced`): those of a
+    pipeline, of which no part gets ahead of the others. Raises `UsageError`."""
     numbers = {name: number for number, name in enumerate(fabric.devices + fabric.host)}
     paths: list[Path] = [fabric.path(one.sources, one.targets, one.over) for one in flows]
+    if paced:  # as many bytes of each, of which fewer are on the links
+        most = max(one.nbytes for one in flows)
+        shares = [one.nbytes / most for one in flows]
+        paths = [
+            Path(path.links, tuple(share * weight for weight in path.weights))
+            for path, share in zip(paths, shares, strict=True)
+        ]
+        flows = [one._replace(nbytes=most) for one in flows]
     transfers = [
         Transfer(
             id=place,
@@ -119,7 +145,7 @@ def simulate_flows(fabric: NodeFabric, flows: Sequence[Flow], lane_weights: tupl
 
 
 def _bandwidth(fabric: NodeFabric, flows: Sequence[Flow]) -> NodeBandwidth:
-    run = simulate_flows(fabric, flows)
+    run = simulate_flows(fabric, flows, paced=True)
     seconds = [sent / rate for sent, rate in zip(run.link_bytes.tolist(), fabric.capacities, strict=True)]
     return NodeBandwidth(BYTES / run.makespan_s, fabric.link_names[seconds.index(max(seconds))])
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel.node import NodeModel
-from fireflyer.planning.node_buffers import buffer_sockets, gpu_sockets, nic_sockets
+from fireflyer.planning.node_buffers import buffer_sockets, gpu_sockets, nic_bridges, nic_sockets, nic_switches
 
 __all__ = ["Limits", "hfreduce_limits", "host_memory_operations", "pcie_bandwidth", "ring_pcie_bandwidth"]
 
@@ -27,6 +27,8 @@ class Limits(NamedTuple):
     nic: float
     bridge: float
     between_sockets: float = math.inf
+    switch: float = math.inf
+    """Of the uplink of a PCIe switch."""
 
     @property
     def binding(self) -> str:
@@ -56,7 +58,6 @@ def hfreduce_limits(node: NodeModel, *, pairs: bool = False, copied_back_by_dma:
     """Limits of HFReduce on this node. `pairs`: GPUs joined by NVLink add first, and one of them copies. Raises
     `UsageError` for GPUs that do not divide into pairs, bridges and sockets."""
     operations = host_memory_operations(node.gpus, pairs=pairs, copied_back_by_dma=copied_back_by_dma)
-    copying = max(1, node.bridge_gpus // 2) if pairs else node.bridge_gpus
     copies = gpu_sockets(node)[:: 2 if pairs else 1]
     results = _results(node)
     # Copies of GPUs are written, and read to be added; what is left are sums, and what the network sends and receives.
@@ -68,9 +69,23 @@ def hfreduce_limits(node: NodeModel, *, pairs: bool = False, copied_back_by_dma:
     return Limits(
         host_memory=node.host_memory_bytes_per_s / node.sockets / fullest,
         nic=node.nics * node.nic_bytes_per_s / 2,
-        bridge=node.bridge_bytes_per_s / (2 * copying),
+        bridge=node.bridge_bytes_per_s / (2 * _most_behind(node, node.bridge_gpus, nic_bridges(node), pairs=pairs)),
         between_sockets=node.between_sockets_bytes_per_s / crossing if limited else math.inf,
+        switch=node.switch_bytes_per_s / _most_behind(node, node.switch_gpus, nic_switches(node), pairs=pairs)
+        if node.switch_gpus
+        else math.inf,
     )
+
+
+def _most_behind(node: NodeModel, size: int, nics: tuple[int, ...] | None, *, pairs: bool) -> float:
+    """Most arrays that go up from one of the bridges or switches of `size` GPUs each, and as many down: of each GPU
+    that copies, and two of what its NICs send and receive. `nics`: behind which one each is; None: behind none."""
+    arrays = [0.0] * (node.gpus // size)
+    for gpu in range(0, node.gpus, 2 if pairs else 1):
+        arrays[gpu // size] += 1
+    for place in nics or ():
+        arrays[place] += 2 / node.nics
+    return max(arrays)
 
 
 def _copies(node: NodeModel, copies: tuple[int, ...]) -> list[float]:

@@ -311,7 +311,7 @@ FORMATS: Final = (
     # Collectives: how ranks meet, what they keep, what they leave behind.
     Format("collectives.plan", "object", Plan),
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
-    Format("codesign.node-file", "toml", NodeModel, revision=3),
+    Format("codesign.node-file", "toml", NodeModel, revision=4),
     Format("codesign.plan-file", "toml", PlanFile, revision=3),
     # Training from a recipe.
     Format("trainer.recipe", "object", Recipe, revision=3),

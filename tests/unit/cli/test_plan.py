@@ -79,7 +79,7 @@ def test_a_network_in_numbers(capsys: pytest.CaptureFixture[str], network: str) 
         "switches: all 12, leaf 8, spine 4",
         "most switches on a shortest path: 3",
         "unused ports: 0",
-        "bisection: links 16, gigabytes per second 400.0, exact yes",
+        "bisection: links 16, lower bound 16, gigabytes per second 400.0, exact yes",
     ):
         assert line in text
     assert "switches: all 122, leaf 80, spine 40, zone 2" in said(capsys, "network", "fire-flyer-2")
@@ -589,6 +589,31 @@ def test_buffers_and_ordering_of_a_node_are_told_by_its_file_or_by_options(
     assert near["buffers of GPUs"] == "near"
     assert near["ring of 16 GPUs, GB/s as flows"] == pytest.approx(4.988, abs=1e-3)
     assert 'gpu_buffers is "far", and' in refused(capsys, "node", str(path), "--sockets", "1")
+
+
+def test_pcie_switches_of_a_node_are_told_by_its_file_or_by_options(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from importlib.resources import files
+
+    path = tmp_path / "node.toml"
+    text = files("fireflyer.codesign.parallel").joinpath("nodes", "pcie-a100.toml").read_text()
+    path.write_text("switch_gpus = 2\nswitch_bytes_per_s = 16e9\nswitch_nics = true\n" + text)
+    options = ("--switch-gpus", "2", "--switch-uplink", "16", "--switch-nics")
+    shown = json.loads(said(capsys, "node", str(path), "--json"))
+    assert shown == json.loads(said(capsys, "node", "pcie-a100", *options, "--json"))
+    assert shown["PCIe switches"] == "4 with 2 GPUs each, 16 GB/s to the host bridge in each direction"
+    assert shown["NICs"] == "behind PCIe switches"
+    assert shown["HFReduce, GB/s that switch allows"] == pytest.approx(16 / 4), "2 GPUs, and 2 arrays of the one NIC"
+    assert shown["HFReduce, link that is full first"].startswith("switch0 to bridge0")
+    above = json.loads(said(capsys, "node", str(path), "--root-nics", "--json"))
+    assert above["HFReduce, GB/s that switch allows"] == pytest.approx(16 / 2)
+    without = json.loads(said(capsys, "node", str(path), "--switch-gpus", "0", "--json"))
+    assert without == json.loads(said(capsys, "node", "pcie-a100", "--json"))
+    assert "give switch_gpus" in refused(capsys, "node", "pcie-a100", "--switch-uplink", "16")
+    assert "do not divide into PCIe switches of 4" in refused(
+        capsys, "node", "pcie-a100", "--switch-gpus", "4", "--switch-uplink", "16"
+    )
 
 
 @pytest.mark.parametrize("number", ["inf", "nan", "0", "-1", "1e999"])

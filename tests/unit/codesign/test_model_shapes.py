@@ -426,99 +426,102 @@ _SMALL_EXPERTS = {
 }
 
 
-@pytest.mark.slow  # importing transformers takes seconds
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 128, "vocab_size": 320},
-        {"model_type": "llama", **_SMALL, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
-        {"model_type": "llama", **_SMALL, "num_key_value_heads": 1, "tie_word_embeddings": True},
-        {"model_type": "mistral", **_SMALL, "num_key_value_heads": 4},
-        {"model_type": "mixtral", **_SMALL, "num_key_value_heads": 4, "num_local_experts": 4},
-        {"model_type": "qwen2", **_SMALL, "num_key_value_heads": 2},
-        {"model_type": "qwen3", **_SMALL, "num_key_value_heads": 2, "head_dim": 16},
-        {"model_type": "deepseek_v2", **_SMALL, **_SMALL_LATENT},
-        {"model_type": "deepseek_v2", **_SMALL, **_SMALL_LATENT, "q_lora_rank": None},
-        {"model_type": "deepseek_v3", **_SMALL, **_SMALL_LATENT},
-        {"model_type": "deepseek_v3", **_SMALL, **_SMALL_LATENT, "attention_bias": True},
-        {"model_type": "cohere", **_SMALL, "num_key_value_heads": 2, "use_qk_norm": True, "tie_word_embeddings": True},
-        {"model_type": "falcon", **_SMALL, "bias": True, "parallel_attn": False, "tie_word_embeddings": True},
-        {"model_type": "falcon", **_SMALL, "num_kv_heads": 2, "new_decoder_architecture": True},
-        {"model_type": "gemma", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
-        {"model_type": "gemma2", **_SMALL, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
-        {"model_type": "gemma3_text", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
-        {
-            "model_type": "glm4_moe",
-            **_SMALL,
-            **_SMALL_EXPERTS,
-            "num_key_value_heads": 2,
-            "use_qk_norm": True,
-            "attention_bias": True,
-        },
-        {"model_type": "bloom", "hidden_size": 64, "n_head": 8, "n_layer": 3, "vocab_size": 320},
-        {"model_type": "deepseek_v32", **_SMALL, **_SMALL_LATENT, "index_n_heads": 4, "index_head_dim": 8},
-        {"model_type": "glm4_moe_lite", **_SMALL, **_SMALL_LATENT, "attention_bias": True},
-        {"model_type": "glm4_moe_lite", **_SMALL, **_SMALL_LATENT, "mlp_layer_types": ["dense", "dense", "sparse"]},
-        {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 128, "vocab_size": 320},
-        {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 320, "multi_query": False},
-        {"model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 320},
-        {
-            "model_type": "gpt_neo",
-            "hidden_size": 64,
-            "num_heads": 4,
-            "num_layers": 3,
-            "attention_types": [[["global", "local"], 1], [["local"], 1]],
-            "vocab_size": 320,
-        },
-        {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 320},
-        {"model_type": "olmo", **_SMALL, "num_key_value_heads": 2, "attention_bias": True},
-        {"model_type": "opt", **_SMALL, "ffn_dim": 96, "max_position_embeddings": 32},
-        {"model_type": "opt", **_SMALL, "ffn_dim": 96, "enable_bias": False, "layer_norm_elementwise_affine": False},
-        {"model_type": "gpt_neox", **_SMALL},
-        {"model_type": "gpt_oss", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4},
-        {"model_type": "granite", **_SMALL, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
-        {"model_type": "granitemoe", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4},
-        {"model_type": "nemotron", **_SMALL, "num_key_value_heads": 2, "mlp_bias": True},
-        {"model_type": "olmo2", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
-        {"model_type": "olmoe", **_SMALL, "num_key_value_heads": 2, "num_experts": 8},
-        {"model_type": "phi3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
-        {"model_type": "qwen2_moe", **_SMALL, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 40},
-        {"model_type": "qwen3_moe", **_SMALL, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 40},
-        {"model_type": "seed_oss", **_SMALL, "num_key_value_heads": 2},
-        {"model_type": "smollm3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
-        {"model_type": "starcoder2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
-        {"model_type": "arcee", **_SMALL, "num_key_value_heads": 2, "mlp_bias": True, "attention_bias": True},
-        {"model_type": "cohere2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
-        {
-            "model_type": "dots1",
-            **_SMALL,
-            **_SMALL_EXPERTS,
-            "num_key_value_heads": 2,
-            "layer_types": ["full_attention"] * 3,
-        },
-        {"model_type": "ernie4_5", **_SMALL, "num_key_value_heads": 2, "use_bias": True},
-        {"model_type": "ernie4_5_moe", **_SMALL, "num_key_value_heads": 2, "moe_layer_interval": 2},
-        {"model_type": "exaone4", **_SMALL, "num_key_value_heads": 2, "sliding_window_pattern": 4},
-        {"model_type": "glm4", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
-        {"model_type": "hunyuan_v1_dense", **_SMALL, "num_key_value_heads": 2, "head_dim": 8},
-        {"model_type": "hunyuan_v1_moe", **_SMALL, "num_key_value_heads": 2, "num_experts": 4, "head_dim": 8},
-        {"model_type": "llama4_text", **_SMALL, "num_key_value_heads": 2, "interleave_moe_layer_step": 2},
-        {"model_type": "minimax_m2", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 8},
-        {"model_type": "ministral3", **_SMALL, "num_key_value_heads": 2},
-        {"model_type": "olmo3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
-        {"model_type": "phi", **_SMALL, "num_key_value_heads": 2},
-        {"model_type": "phimoe", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4, "lm_head_bias": True},
-        {"model_type": "stablelm", **_SMALL, "num_key_value_heads": 2, "use_qkv_bias": True},
-    ],
-    ids=lambda config: config["model_type"],
+SMALL_MODELS: tuple[Config, ...] = (
+    {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 128, "vocab_size": 320},
+    {"model_type": "llama", **_SMALL, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
+    {"model_type": "llama", **_SMALL, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    {"model_type": "mistral", **_SMALL, "num_key_value_heads": 4},
+    {"model_type": "mixtral", **_SMALL, "num_key_value_heads": 4, "num_local_experts": 4},
+    {"model_type": "qwen2", **_SMALL, "num_key_value_heads": 2},
+    {"model_type": "qwen3", **_SMALL, "num_key_value_heads": 2, "head_dim": 16},
+    {"model_type": "deepseek_v2", **_SMALL, **_SMALL_LATENT},
+    {"model_type": "deepseek_v2", **_SMALL, **_SMALL_LATENT, "q_lora_rank": None},
+    {"model_type": "deepseek_v3", **_SMALL, **_SMALL_LATENT},
+    {"model_type": "deepseek_v3", **_SMALL, **_SMALL_LATENT, "attention_bias": True},
+    {"model_type": "cohere", **_SMALL, "num_key_value_heads": 2, "use_qk_norm": True, "tie_word_embeddings": True},
+    {"model_type": "falcon", **_SMALL, "bias": True, "parallel_attn": False, "tie_word_embeddings": True},
+    {"model_type": "falcon", **_SMALL, "num_kv_heads": 2, "new_decoder_architecture": True},
+    {"model_type": "gemma", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    {"model_type": "gemma2", **_SMALL, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
+    {"model_type": "gemma3_text", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    {
+        "model_type": "glm4_moe",
+        **_SMALL,
+        **_SMALL_EXPERTS,
+        "num_key_value_heads": 2,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    {"model_type": "bloom", "hidden_size": 64, "n_head": 8, "n_layer": 3, "vocab_size": 320},
+    {"model_type": "deepseek_v32", **_SMALL, **_SMALL_LATENT, "index_n_heads": 4, "index_head_dim": 8},
+    {"model_type": "glm4_moe_lite", **_SMALL, **_SMALL_LATENT, "attention_bias": True},
+    {"model_type": "glm4_moe_lite", **_SMALL, **_SMALL_LATENT, "mlp_layer_types": ["dense", "dense", "sparse"]},
+    {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 128, "vocab_size": 320},
+    {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 320, "multi_query": False},
+    {"model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 320},
+    {
+        "model_type": "gpt_neo",
+        "hidden_size": 64,
+        "num_heads": 4,
+        "num_layers": 3,
+        "attention_types": [[["global", "local"], 1], [["local"], 1]],
+        "vocab_size": 320,
+    },
+    {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 320},
+    {"model_type": "olmo", **_SMALL, "num_key_value_heads": 2, "attention_bias": True},
+    {"model_type": "opt", **_SMALL, "ffn_dim": 96, "max_position_embeddings": 32},
+    {"model_type": "opt", **_SMALL, "ffn_dim": 96, "enable_bias": False, "layer_norm_elementwise_affine": False},
+    {"model_type": "gpt_neox", **_SMALL},
+    {"model_type": "gpt_oss", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4},
+    {"model_type": "granite", **_SMALL, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
+    {"model_type": "granitemoe", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4},
+    {"model_type": "nemotron", **_SMALL, "num_key_value_heads": 2, "mlp_bias": True},
+    {"model_type": "olmo2", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+    {"model_type": "olmoe", **_SMALL, "num_key_value_heads": 2, "num_experts": 8},
+    {"model_type": "phi3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+    {"model_type": "qwen2_moe", **_SMALL, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 40},
+    {"model_type": "qwen3_moe", **_SMALL, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 40},
+    {"model_type": "seed_oss", **_SMALL, "num_key_value_heads": 2},
+    {"model_type": "smollm3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+    {"model_type": "starcoder2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    {"model_type": "arcee", **_SMALL, "num_key_value_heads": 2, "mlp_bias": True, "attention_bias": True},
+    {"model_type": "cohere2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    {
+        "model_type": "dots1",
+        **_SMALL,
+        **_SMALL_EXPERTS,
+        "num_key_value_heads": 2,
+        "layer_types": ["full_attention"] * 3,
+    },
+    {"model_type": "ernie4_5", **_SMALL, "num_key_value_heads": 2, "use_bias": True},
+    {"model_type": "ernie4_5_moe", **_SMALL, "num_key_value_heads": 2, "moe_layer_interval": 2},
+    {"model_type": "exaone4", **_SMALL, "num_key_value_heads": 2, "sliding_window_pattern": 4},
+    {"model_type": "glm4", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+    {"model_type": "hunyuan_v1_dense", **_SMALL, "num_key_value_heads": 2, "head_dim": 8},
+    {"model_type": "hunyuan_v1_moe", **_SMALL, "num_key_value_heads": 2, "num_experts": 4, "head_dim": 8},
+    {"model_type": "llama4_text", **_SMALL, "num_key_value_heads": 2, "interleave_moe_layer_step": 2},
+    {"model_type": "minimax_m2", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 8},
+    {"model_type": "ministral3", **_SMALL, "num_key_value_heads": 2},
+    {"model_type": "olmo3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+    {"model_type": "phi", **_SMALL, "num_key_value_heads": 2},
+    {"model_type": "phimoe", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4, "lm_head_bias": True},
+    {"model_type": "stablelm", **_SMALL, "num_key_value_heads": 2, "use_qkv_bias": True},
 )
-def test_transformers_makes_a_model_of_as_many_parameters(config: Config) -> None:
+
+
+@pytest.mark.slow  # importing transformers takes 20 s: one test, so that one process does
+def test_transformers_makes_models_of_as_many_parameters() -> None:
     torch = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
-    layers = {} if {"n_layer", "n_layers", "num_layers"} & config.keys() else {"num_hidden_layers": 3}
-    given = {"tie_word_embeddings": config["model_type"] == "gpt2"} | config | layers
-    made = transformers.AutoConfig.for_model(**given)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(made)
-    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)  # without biases of routing
-    assert count_parameters(shape_from_config(given)).total == trained
+    different = []
+    for config in SMALL_MODELS:
+        layers = {} if {"n_layer", "n_layers", "num_layers"} & config.keys() else {"num_hidden_layers": 3}
+        given = {"tie_word_embeddings": config["model_type"] == "gpt2"} | config | layers
+        made = transformers.AutoConfig.for_model(**given)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(made)
+        trained = sum(one.numel() for one in model.parameters() if one.requires_grad)  # without biases of routing
+        counted = count_parameters(shape_from_config(given)).total
+        if counted != trained:
+            different.append((config, counted, trained))
+    assert different == []

@@ -146,6 +146,99 @@ def test_the_closed_form_has_the_limits_of_the_flows_wherever_buffers_are(of_gpu
             assert found.bytes_per_s == pytest.approx(limits.bandwidth, rel=1e-6), (sockets, nics, pairs, dma)
 
 
+SWITCHED = msgspec.structs.replace(
+    PLAIN, nics=8, nic_bytes_per_s=25e9, bridge_gpus=2, bridge_bytes_per_s=55e9, switch_gpus=2,
+    switch_bytes_per_s=25e9, switch_nics=True,
+)  # fmt: skip
+"""As a DGX of A100: 4 PCIe switches with 2 GPUs and 2 NICs each; uplinks and NICs of 25 GB/s, GPUs of 27."""
+
+
+def rate(node: NodeModel, source: str, target: str) -> float:
+    return 27e9 / simulate_flows(node_fabric(node), [Flow((source,), (target,), 27e9)]).makespan_s
+
+
+def test_devices_behind_one_pcie_switch_write_to_each_other_at_the_rate_of_pcie() -> None:
+    assert rate(SWITCHED, "gpu0", "gpu1") == pytest.approx(27e9)
+    assert rate(SWITCHED, "gpu0", "network") == pytest.approx(27e9), "two NICs of 25 GB/s at its switch"
+    assert rate(SWITCHED, "network", "gpu7") == pytest.approx(27e9)
+    assert rate(SWITCHED, "gpu0", "gpu2") == pytest.approx(9 * GIB), "through the socket, in order"
+    relaxed = msgspec.structs.replace(SWITCHED, relaxed_ordering=True)
+    assert rate(relaxed, "gpu0", "gpu2") == pytest.approx(25e9), "two uplinks"
+
+
+def test_where_nics_are_above_the_switch_gpus_share_its_uplink() -> None:
+    above = msgspec.structs.replace(SWITCHED, switch_nics=False)
+    assert rate(above, "gpu0", "network") == pytest.approx(25e9), "the uplink; NICs at the host bridge"
+    one = msgspec.structs.replace(above, nics=1)
+    assert rate(one, "gpu0", "network") == pytest.approx(9 * GIB), "the NIC at the socket"
+    for node, seconds in ((SWITCHED, 25 / 25), (above, 50 / 25)):
+        sent = [Flow((f"gpu{gpu}",), ("network",), 25e9) for gpu in (0, 1)]
+        assert simulate_flows(node_fabric(node), sent).makespan_s == pytest.approx(seconds)
+    far = msgspec.structs.replace(SWITCHED, nics=2)
+    assert rate(far, "gpu0", "network") == pytest.approx(25e9), "one of two NICs, at its switch"
+    assert rate(far, "gpu2", "network") == pytest.approx(9 * GIB), "no NIC at its switch"
+
+
+def test_two_host_bridges_of_two_switches_carry_what_leaves_switches_alone() -> None:
+    """GPUs behind one host bridge, not behind one switch: two uplinks, no socket."""
+    node = msgspec.structs.replace(SWITCHED, bridge_gpus=4)
+    fabric = node_fabric(node)
+    assert rate(node, "gpu0", "gpu2") == pytest.approx(25e9)
+    for target, names in (("gpu1", []), ("gpu2", ["switch0 to bridge0", "bridge0 to switch1"])):
+        path = fabric.path(("gpu0",), (target,))
+        assert [fabric.link_names[link] for link in path.links][1:-1] == names
+
+
+def test_an_uplink_limits_hfreduce_by_its_gpus_and_nics() -> None:
+    """2 GPUs copy up and down, 2 of 8 NICs send and receive 2 arrays: 2.5 of 25 GB/s."""
+    limits = hfreduce_limits(SWITCHED)
+    assert limits.switch == pytest.approx(10e9)
+    assert limits.bridge == pytest.approx(55e9 / (2 * 2.5))
+    assert limits.binding == "switch"
+    found = hfreduce_bandwidth(SWITCHED)
+    assert found.bytes_per_s == pytest.approx(10e9, rel=1e-6)
+    assert "switch0" in found.binding
+    above = hfreduce_limits(msgspec.structs.replace(SWITCHED, switch_nics=False))
+    assert above.switch == pytest.approx(12.5e9), "GPUs alone"
+    assert above.bridge == limits.bridge, "NICs at the bridges"
+
+
+@pytest.mark.parametrize(("switch_gpus", "switch_nics"), [(0, False), (1, True), (2, False), (2, True), (4, True)])
+def test_the_closed_form_has_the_limits_of_the_flows_wherever_nics_are(switch_gpus: int, switch_nics: bool) -> None:
+    parts = {"switch": "switch", "bridge": "bridge", "host_memory": "memory", "nic": "network"}
+    bound = set()
+    for nics, pairs, dma in itertools.product((1, 2, 3, 8), (False, True), (False, True)):
+        for uplink, bridge in ((8e9, 200e9), (31e9, 37.5e9), (31e9, 200e9)):
+            node = msgspec.structs.replace(
+                NODE, nics=nics, bridge_gpus=4, bridge_bytes_per_s=bridge, pcie_bytes_per_s=UNLIMITED,
+                switch_gpus=switch_gpus, switch_bytes_per_s=uplink if switch_gpus else 0.0, switch_nics=switch_nics,
+            )  # fmt: skip
+            found = hfreduce_bandwidth(node, pairs=pairs, copied_back_by_dma=dma)
+            limits = hfreduce_limits(node, pairs=pairs, copied_back_by_dma=dma)
+            assert found.bytes_per_s == pytest.approx(limits.bandwidth, rel=1e-6), (nics, pairs, dma, uplink, bridge)
+            assert parts[limits.binding] in found.binding
+            bound.add(limits.binding)
+    assert bound >= ({"switch", "bridge"} if switch_gpus == 2 else {"bridge"})
+
+
+def test_a_ring_within_switches_is_as_slow_as_the_way_between_them() -> None:
+    relaxed = msgspec.structs.replace(SWITCHED, relaxed_ordering=True)
+    assert ring_bandwidth(SWITCHED, 16).bytes_per_s == pytest.approx(9 * GIB * 16 / 31, rel=1e-6)
+    found = ring_bandwidth(relaxed, 16)
+    assert found.bytes_per_s == pytest.approx(25e9 * 16 / 31, rel=1e-6)
+    assert "switch" in found.binding
+
+
+def test_a_kv_cache_takes_the_uplink_of_a_switch_and_experts_do_not() -> None:
+    """Two GPUs share 25 GB/s for the cache; experts come from NICs below, 25 GB/s for each GPU, over a link of 27."""
+    found = kv_contention(SWITCHED, 27e6, 50e6)
+    assert found.cache_alone == pytest.approx(50e6 / 12.5e9)
+    assert found.experts_alone == pytest.approx(27e6 / 25e9)
+    assert found.experts_fair == pytest.approx(27e6 / 14.5e9), "27 less the 12.5 of the cache"
+    above = kv_contention(msgspec.structs.replace(SWITCHED, switch_nics=False), 27e6, 50e6)
+    assert above.experts_fair == pytest.approx(27e6 / 6.25e9), "a quarter of the uplink"
+
+
 def test_a_kv_cache_in_the_other_socket_crosses_to_each_gpu() -> None:
     """200 MB to each of four GPUs, over 100 GB/s: 8 ms; 3.6 over PCIe from the near memory."""
     node = msgspec.structs.replace(H800, between_sockets_bytes_per_s=100e9)
@@ -161,6 +254,10 @@ def test_a_kv_cache_in_the_other_socket_crosses_to_each_gpu() -> None:
         ({"sockets": 1, "gpu_buffers": "far"}, 'gpu_buffers is "far", and a node of 1 socket'),
         ({"between_sockets_bytes_per_s": -1.0}, "between_sockets_bytes_per_s is -1.0"),
         ({"ordered_peer_bytes_per_s": float("nan")}, "ordered_peer_bytes_per_s is nan"),
+        ({"switch_gpus": -1}, "switch_gpus is -1"),
+        ({"switch_gpus": 2}, "switch_bytes_per_s is 0.0; give the rate of an uplink above 0"),
+        ({"switch_bytes_per_s": 25e9}, "need PCIe switches; give switch_gpus"),
+        ({"switch_nics": True}, "need PCIe switches; give switch_gpus"),
     ],
 )
 def test_places_and_rates_that_no_node_has_are_refused(figures: dict[str, object], words: str) -> None:
@@ -224,6 +321,8 @@ def test_lanes_of_a_node_need_the_memory_that_the_paper_says() -> None:
 def test_nodes_and_paths_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match="do not divide over 3 sockets"):
         node_fabric(msgspec.structs.replace(NODE, sockets=3))
+    with pytest.raises(UsageError, match="2 GPUs of a host bridge do not divide into PCIe switches of 4"):
+        hfreduce_limits(msgspec.structs.replace(NODE, switch_gpus=4, switch_bytes_per_s=25e9))
     with pytest.raises(UsageError, match="does not leave a node of 8 GPUs"):
         ring_bandwidth(NODE, 8)
     with pytest.raises(UsageError, match="gpu9 is no end of transfers"):
@@ -242,7 +341,7 @@ def test_nodes_and_paths_that_cannot_be_are_refused() -> None:
         simulate_paths([1.0], [one], [])
 
 
-@pytest.mark.parametrize("node", [NODE, H800])
+@pytest.mark.parametrize("node", [NODE, H800, SWITCHED])
 def test_all_bytes_leave_the_source_and_arrive_at_the_target(node: NodeModel) -> None:
     fabric = node_fabric(msgspec.structs.replace(node, ordered_peer_bytes_per_s=9 * GIB))
     ends = [

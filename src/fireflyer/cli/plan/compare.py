@@ -113,6 +113,7 @@ def _row(name: str, given: NetworkFile, prices: PriceList | None) -> dict[str, A
         "endpoints of a switch": round(fabric.endpoints / fabric.switches, 2),
         "unused ports": fabric.unused_ports,
         "bisection links": cut.links,
+        "bisection links, lower bound": cut.lower,
         "bisection is exact": cut.exact,
         "terabytes per second across": round(cut.links * fabric.link_bytes_per_s / 1e12, 3),
     }

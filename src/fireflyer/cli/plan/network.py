@@ -277,6 +277,7 @@ def _structure(fabric: Fabric) -> dict[str, Any]:
         "paths without a common link, first to last node": paths,
         "bisection": {
             "links": cut.links,
+            "lower bound": cut.lower,
             "gigabytes per second": cut.links * fabric.link_bytes_per_s / 1e9,
             "exact": cut.exact,
         },

@@ -32,6 +32,7 @@ Examples:
   ff plan node pcie-a100
   ff plan node pcie-a100 --relaxed-ordering                   # GPUs and NICs write to each other at the full rate
   ff plan node pcie-a100 --gpu-buffers far --between-sockets 50
+  ff plan node h800 --switch-gpus 1 --switch-uplink 25 --switch-nics   # NICs write to GPUs below the uplink
   ff plan node node.toml --experts 20MiB --cache 200MiB       # both over the PCIe link of a GPU""",
 )
 @click.argument("node", metavar="NODE", shell_complete=complete_node)
@@ -52,6 +53,12 @@ Examples:
 @click.option("--relaxed-ordering/--ordered", default=None,
               help="Such writes may overtake each other, and reach the rate of PCIe.  [default: relaxed_ordering of "
               "the node]")  # fmt: skip
+@click.option("--switch-gpus", metavar="N", type=WholeNumber(min=0, max=64),
+              help="Behind each PCIe switch; 0: no switches.  [default: switch_gpus of the node]")  # fmt: skip
+@click.option("--switch-uplink", metavar="GB/S", type=PositiveNumber(),
+              help="Of a switch, in each direction.  [default: switch_bytes_per_s of the node]")  # fmt: skip
+@click.option("--switch-nics/--root-nics", default=None,
+              help="NICs are behind switches, too, or above them.  [default: switch_nics of the node]")  # fmt: skip
 @click.option("--experts", metavar="SIZE", help="That each GPU gets from the network, with --cache.")
 @click.option("--cache", metavar="SIZE", help="That each GPU gets from host memory at the same time.")
 @click.option("--expert-weight", metavar="W", type=PositiveNumber(), default=15.0,
@@ -66,15 +73,18 @@ def node_command(
     network_buffers: Buffers | None,
     peer: float | None,
     relaxed_ordering: bool | None,
+    switch_gpus: int | None,
+    switch_uplink: float | None,
+    switch_nics: bool | None,
     experts: str | None,
     cache: str | None,
     expert_weight: float,
     as_json: bool,
 ) -> int:
-    """Print what host memory, NIC, host bridge and the link between sockets of the node NODE allow an allreduce by
-    HFReduce, in closed form and as flows over its links, what a ring over PCIe reaches where NODE says how fast devices
-    write to each other, and how long tokens of experts take beside a KV cache. NODE is a TOML file, or the name of one
-    that is shipped."""
+    """Print what host memory, NIC, PCIe switch, host bridge and the link between sockets of the node NODE allow an
+    allreduce by HFReduce, in closed form and as flows over its links, what a ring over PCIe reaches where NODE says how
+    fast devices write to each other, and how long tokens of experts take beside a KV cache. NODE is a TOML file, or the
+    name of one that is shipped."""
     import msgspec
 
     if (experts is None) != (cache is None):
@@ -86,6 +96,9 @@ def node_command(
         "network_buffers": network_buffers,
         "ordered_peer_bytes_per_s": None if peer is None else peer * 1e9,
         "relaxed_ordering": relaxed_ordering,
+        "switch_gpus": switch_gpus,
+        "switch_bytes_per_s": 0.0 if switch_gpus == 0 else None if switch_uplink is None else switch_uplink * 1e9,
+        "switch_nics": False if switch_gpus == 0 else switch_nics,
     }
     given = read_node(node, argument="NODE")
     given = msgspec.structs.replace(given, **{name: value for name, value in options.items() if value is not None})
@@ -116,6 +129,12 @@ def _places(given: NodeModel) -> dict[str, Any]:
     if peer:
         ordered = f"in order, at {peer / 1e9:.4g} GB/s through a socket"
         shown["PCIe writes between devices"] = "relaxed, as fast as PCIe" if given.relaxed_ordering else ordered
+    if given.switch_gpus:
+        shown["PCIe switches"] = (
+            f"{given.gpus // given.switch_gpus} with {given.switch_gpus} GPUs each, "
+            f"{given.switch_bytes_per_s / 1e9:.4g} GB/s to the host bridge in each direction"
+        )
+        shown["NICs"] = "behind PCIe switches" if given.switch_nics else "above PCIe switches"
     return shown
 
 

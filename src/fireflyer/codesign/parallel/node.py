@@ -83,6 +83,13 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     which do not chain writes (Fire-Flyer paper, IV-D2); 0: not told, and no limit."""
     relaxed_ordering: bool = False
     """Such writes may overtake each other: then the links of PCIe alone limit them."""
+    switch_gpus: int = 0
+    """GPUs behind each PCIe switch below a host bridge; 0: no switches, GPUs are at host bridges."""
+    switch_bytes_per_s: float = 0.0
+    """Of the uplink of one switch, in each direction. What devices behind one switch write to each other is not on it,
+    and does not cross the socket."""
+    switch_nics: bool = False
+    """NICs are behind switches, evenly, as those of a DGX; false: at host bridges or sockets."""
 
     def check(self) -> None:
         """Raises `UsageError` for figures that no node has."""
@@ -105,6 +112,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if not 0 <= self.reserved_bytes < self.gpu_memory_bytes:
             raise UsageError(f"reserved_bytes is {self.reserved_bytes} of {self.gpu_memory_bytes} bytes of a GPU")
         self._check_sockets()
+        self._check_switches()
 
     def _check_sockets(self) -> None:
         if not 1 <= self.sockets <= MAX_SOCKETS:
@@ -115,6 +123,14 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name in ("gpu_buffers", "network_buffers"):
             if getattr(self, name) == "far" and self.sockets == 1:
                 raise UsageError(f'{name} is "far", and a node of 1 socket has no other memory; use "near"')
+
+    def _check_switches(self) -> None:
+        if self.switch_gpus < 0:
+            raise UsageError(f"switch_gpus is {self.switch_gpus}; use 1 or more, or 0 for no switches")
+        if self.switch_gpus and not 0 < self.switch_bytes_per_s < float("inf"):
+            raise UsageError(f"switch_bytes_per_s is {self.switch_bytes_per_s}; give the rate of an uplink above 0")
+        if not self.switch_gpus and (self.switch_bytes_per_s or self.switch_nics):
+            raise UsageError("switch_bytes_per_s and switch_nics need PCIe switches; give switch_gpus")
 
     @property
     def nic_share(self) -> float:

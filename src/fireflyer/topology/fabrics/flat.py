@@ -125,10 +125,9 @@ def slim_fly(order: int, *, gbit_per_s: float, kind: str = "node", name: str = "
             f"{_orders()}"
         )
     field = FiniteField(order)
-    ports, delta = _slim_fly_ports(order)
-    first, second = _generators(field, delta)
+    ports, _ = _slim_fly_ports(order)
     links = []
-    for side, generators in enumerate((first, second)):
+    for side, generators in enumerate(slim_fly_generators(field)):
         for column in range(order):
             base = (side * order + column) * order
             links += [
@@ -143,8 +142,10 @@ def slim_fly(order: int, *, gbit_per_s: float, kind: str = "node", name: str = "
     return _flat(name, kind, counts, per_switch, links, ports + per_switch, gbit_per_s)
 
 
-def _generators(field: FiniteField, delta: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Differences of switches that are joined on either side: both sets have -x with x, and together they reach all."""
+def slim_fly_generators(field: FiniteField) -> tuple[frozenset[int], frozenset[int]]:
+    """Differences of switches of a column that are joined, on either side: both sets have -x with x, and together they
+    reach all. Raises `UsageError` as `slim_fly`."""
+    _, delta = _slim_fly_ports(field.order)
     powers = field.powers()  # of a primitive element, from 1; exponents are taken modulo their number
     q, w = field.order, (field.order + 1) // 4
     if delta >= 0:

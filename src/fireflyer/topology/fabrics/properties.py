@@ -15,6 +15,7 @@ from fireflyer.topology.fabrics.cuts import links_across
 from fireflyer.topology.fabrics.graph import Fabric
 from fireflyer.topology.fabrics.inside import INSIDE_LAYERS
 from fireflyer.topology.fabrics.narrow import dragonfly_bisection, tree_bisection
+from fireflyer.topology.fabrics.spectra import slim_fly_bisection, spectral_bound
 
 __all__ = ["Bisection", "bisection", "diameter", "planes_of", "separated_nodes"]
 
@@ -23,11 +24,15 @@ MAX_WORK: Final = 50_000_000
 
 
 class Bisection(NamedTuple):
-    """Links between two halves of the nodes, in the worst division: not more than `links`; exactly so many where
-    `exact`."""
+    """Links between two halves of the nodes, in the worst division: not more than `links`, not fewer than `lower`."""
 
     links: int
-    exact: bool
+    lower: int = 0
+    """0: nothing is known."""
+
+    @property
+    def exact(self) -> bool:
+        return self.links == self.lower
 
 
 def separated_nodes(fabric: Fabric) -> tuple[int, int] | None:
@@ -118,9 +123,10 @@ def bisection(fabric: Fabric) -> Bisection:
     planes: whatever the halves are, each node of one can send to a node of the other at the rate of all its ports
     (Clos networks with as many links above as below route any permutation, by König's theorem on colours of edges), so
     no division has fewer links than the ports of the smaller half. Exact, too, for trees that are narrower above where
-    parallel switches are alike, and for a Dragonfly with large groups (`narrow`). Elsewhere the better one of two
-    divisions, of which nobody has shown that it is the worst: nodes in the order of their switches, all together, or
-    those with links to one switch and those with several apart, as storage with a port in each zone."""
+    parallel switches are alike, for a Dragonfly with large groups (`narrow`), and for a Slim Fly (`spectra`). Elsewhere
+    the better one of two divisions, of which nobody has shown that it is the worst: nodes in the order of their
+    switches, all together, or those with links to one switch and those with several apart, as storage with a port in
+    each zone. Where all switches have as many nodes, eigenvalues say which number of links no division is below."""
     ends: dict[int, Counter[int]] = {node: Counter() for node in range(fabric.nodes)}
     for cable in fabric.cables:
         if cable.a < fabric.nodes:
@@ -128,16 +134,17 @@ def bisection(fabric: Fabric) -> Bisection:
     ports = {links.total() for links in ends.values()}
     if len(ports) == 1:
         if _routes_any_permutation(fabric, ends):
-            return Bisection(ports.pop() * (fabric.nodes // 2), exact=True)
-        for closed_form in (tree_bisection, dragonfly_bisection):
+            links = ports.pop() * (fabric.nodes // 2)
+            return Bisection(links, links)
+        for closed_form in (tree_bisection, dragonfly_bisection, slim_fly_bisection):
             found = closed_form(fabric, ends)
             if found is not None:
-                return Bisection(found, exact=True)
+                return Bisection(found, found)
     order = sorted(ends, key=lambda node: (min(ends[node]), node))
     single, several = ([node for node in order if (len(ends[node]) > 1) == many] for many in (False, True))
     apart = [*single[: len(single) // 2], *several[: fabric.nodes // 2 - len(single) // 2]]
     links = min(_links_of_division(fabric, side) for side in (order[: fabric.nodes // 2], apart))
-    return Bisection(links, exact=False)
+    return Bisection(links, spectral_bound(fabric, ends))
 
 
 def _links_of_division(fabric: Fabric, half: Collection[int]) -> int:
