@@ -109,12 +109,10 @@ class _Running:
 
     async def look(self, *, late: bool) -> list[Ended[NodeReport]]:
         """What has ended since; begins what can begin, or, where it is `late`, ends what has not begun."""
-        ended = []
         names = [one.name for one in self._submitted.values()]
         found = {one.id: one for one in await self._slurm.jobs(names)} if names else {}
-        for number in list(self._submitted):
-            if (one := await self._looked_at(number, found.get(number), late=late)) is not None:
-                ended.append(one)
+        looked_at = [await self._looked_at(number, found.get(number), late=late) for number in list(self._submitted)]
+        ended = [one for one in looked_at if one is not None]
         if late:
             for waiting in self.queue.waiting:
                 self.queue.ended(waiting)

@@ -1,4 +1,4 @@
-"""`ff up` with a file, as a user has it, and a fault planted on one of its nodes: the task there ends on another node as
+"""`ff up` with a file, as a user has it, and a fault planted on one of its nodes: the task there ends on another one as
 if there had been none, the node returns by its validation alone, and the time that was lost has the planted cause."""
 
 from __future__ import annotations
