@@ -31,7 +31,7 @@ policy = "policy.toml"
 period = "{PERIOD_S}s"
 """
 CHECK: Final = """\
-bad={directory}/platform/$(cat {directory}/broken 2>/dev/null || echo none)/health
+bad={directory}/platform/$(cat {directory}/broken 2>/dev/null || echo none)/state/health
 case "$(tr '\\0' ' ' < /proc/$PPID/cmdline)" in
 *"$bad"*) echo "MEMORY CRITICAL: 12 GB/s"; exit 2 ;;
 esac
