@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 
@@ -65,5 +66,19 @@ std::string place_thread(std::thread& thread, const char* name, const std::vecto
 std::string prefer_node(void* base, std::size_t bytes, int node) { return bind(base, bytes, policy_preferred, {node}); }
 
 std::string interleave_nodes(void* base, std::size_t bytes, const std::vector<int>& nodes) { return bind(base, bytes, policy_interleave, nodes); }
+
+std::string page_nodes(const void* base, std::size_t bytes, std::vector<int>& nodes) {
+#ifdef SYS_move_pages
+  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), count = (bytes + page - 1) / page;
+  if (nodes.empty() || count == 0) return {};
+  std::vector<const void*> pages;
+  for (std::size_t i = 0; i < nodes.size(); ++i) pages.push_back(static_cast<const std::uint8_t*>(base) + i * count / nodes.size() * page);
+  if (syscall(SYS_move_pages, 0, pages.size(), pages.data(), nullptr, nodes.data(), 0) == 0) return {};
+  return std::strerror(errno);
+#else
+  (void)base, (void)bytes, (void)nodes;
+  return "this system has no move_pages";
+#endif
+}
 
 }  // namespace ff

@@ -54,6 +54,14 @@ def crc32c_ranges(
     sums: _Buffer, data: _Buffer, begins: _Buffer, sizes: _Buffer, targets: _Buffer | None = None
 ) -> None: ...
 
+# --- placement.cpp: where memory lies. The words say what the system refuses; empty: nothing. ---
+
+# Memory that begins with a page, and that nobody has touched yet.
+def prefer_node(memory: _Buffer, node: int) -> str: ...
+
+# Of so many of its pages, spread evenly; a negative number is an errno: -ENOENT where nobody has touched the page.
+def page_nodes(memory: _Buffer, pages: int) -> tuple[list[int], str]: ...
+
 # --- collectives/executor.cpp: the executor of one rank. ---
 # Arguments as in cpp/include/fireflyer/collectives/executor.hpp.
 

@@ -19,7 +19,8 @@ from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.views import HealthView
 from fireflyer.cluster.schema.tasks import Outcome, TaskState
 from fireflyer.validators.core.validation.records import NodeRecord
-from fireflyer.validators.stress.run import append_record, model_of_node, read_records
+from fireflyer.validators.stress.record_file import append_record, read_records
+from fireflyer.validators.stress.run import model_of_node
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 FAST = 1e15
@@ -80,6 +81,7 @@ def test_nodes_slower_than_their_peers_are_drained_up_to_the_limit(platform: Run
         client.resume_node("agent-1")
     assert "agent-1: low: validation: cpu_gemm_flop_per_s is" in out
     assert "below the median of" in out
+    assert out.count("; 2 of 2 measurements are too low") == 2
     assert [node.state for node in nodes] == ["drained", "idle"]
     assert nodes[0].drain_reason.startswith("validation: cpu_gemm_flop_per_s is")
     assert "proposed; a twentieth of the nodes is drained: ff node drain agent-2 'validation: cpu_gemm" in err
@@ -146,7 +148,7 @@ def test_a_command_that_is_ended_keeps_what_was_measured_and_stops_the_rest(
 
 def test_a_second_command_with_the_same_records_validates_nothing(platform: RunningPlatform, tmp_path: Path) -> None:
     before = len(platform.client().tasks(name="validate").tasks)
-    with open(tmp_path / "validation.jsonl", "ab") as file:
+    with open(tmp_path / "validation.jsonl.lock", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         _, err = ended(start(platform, tmp_path, "nodes", *QUICK), 3)
     assert err.startswith("error: another `ff validate nodes` uses validation.jsonl; wait for its end")

@@ -18,6 +18,7 @@ from fireflyer.cluster.core.slurm.drains import (
     Step,
     decide,
     drain_reason,
+    drained_since_s,
     is_own,
     jobs_to_requeue,
 )
@@ -158,7 +159,7 @@ def test_what_we_wrote_is_ours_until_it_is_edited(words: str, part: str, once: b
 def test_a_fault_drains_the_node(event: HealthEvent, busy: bool) -> None:
     decision = decided(node(busy=busy), evidence=found(event))
     assert decision.drain == drain_reason("a", event)
-    assert decision[2:] == (False, False, False, False)
+    assert decision == Decision(decision.words, decision.drain)
 
 
 def test_jobs_are_requeued_by_a_high_fault_only_and_a_prolog_refuses_its_job() -> None:
@@ -190,12 +191,16 @@ def test_a_node_serves_again_when_all_passes_and_no_job_is_left() -> None:
 
 
 def test_what_happened_once_needs_a_validation() -> None:
-    assert "ff health slurm resume" in decided(own(XID), evidence=WELL).words
-    assert not decided(own(XID), evidence=WELL).undrain
+    waits = decided(own(XID), evidence=WELL)
+    assert "ff health slurm validate" in waits.words
+    assert (waits.undrain, waits.validate) == (False, True)
+    strict = DrainLimits(validates=True)
+    assert decided(own(LOST), evidence=WELL, limits=strict).validate, "the site wants each node validated"
+    assert not decided(own(LOST), evidence=WELL, limits=strict).undrain
     assert decided(own(XID), evidence=WELL._replace(validated=True), step="resume").undrain
     assert not decided(own(XID), evidence=found(LOST)._replace(validated=True), step="resume").undrain
     worse = decided(own(FULL, busy=True), evidence=found(XID))
-    assert worse.drain == drain_reason("a", XID), "the reason of a node that drains says it, too"
+    assert worse.drain == drain_reason("a", XID, since_s=NOW_S - 10), "the reason of a node that drains says it, too"
 
 
 def test_an_event_beside_a_worse_state_has_to_be_validated_too() -> None:
@@ -205,7 +210,8 @@ def test_an_event_beside_a_worse_state_has_to_be_validated_too() -> None:
     drained = msgspec.structs.replace(own(LOST), reason=both)
     assert is_own(drained)
     assert not decided(drained, evidence=WELL).undrain
-    assert decided(own(LOST, busy=True), evidence=found(LOST, event)).drain == both, "it came after the drain"
+    later = decided(own(LOST, busy=True), evidence=found(LOST, event)).drain
+    assert later == drain_reason("a", LOST, event, since_s=NOW_S - 10), "it came after the drain"
     assert decided(drained, evidence=found(LOST, event)).drain == "", "once"
     long = msgspec.structs.replace(LOST, words="x" * 400)
     assert "; also gpu_xid xid_79; validate it (" in drain_reason("a", long, event)
@@ -235,6 +241,43 @@ def test_a_node_that_flaps_stays_out_longer_each_time() -> None:
     old = DrainRecord((NOW_S - 90_000, NOW_S - 80_000, NOW_S - 10))
     assert decided(own(LOST), evidence=WELL, record=old).words.endswith("as it was drained before")
     assert DrainRecord((1,) * 64).drained(NOW_S).at_s == (NOW_S,)
+
+
+def rewritten(before: FleetNode, evidence: Evidence) -> FleetNode:
+    """By the decision, as Slurm keeps it: it dates the reason by the time at which that was written."""
+    reason = decided(before, evidence=evidence).drain
+    assert reason
+    return msgspec.structs.replace(before, reason=reason, since_s=NOW_S)
+
+
+@pytest.mark.parametrize(
+    "evidence", [WELL._replace(repair="reboot is due, ticket 1", remedy="reboot"), found(XID), found(LOST, XID)]
+)
+def test_a_reason_that_is_written_anew_says_since_when_the_node_is_drained(evidence: Evidence) -> None:
+    first = own(LOST, since_s=NOW_S - 5000)
+    again = rewritten(first, evidence)
+    assert is_own(again)
+    assert again.reason.endswith(f" since {NOW_S - 5000})")
+    assert drained_since_s(again) == NOW_S - 5000
+    for changed in (again.reason.replace("since 1", "since 2"), again.reason.replace(" since ", " until ")):
+        assert not is_own(msgspec.structs.replace(again, reason=changed)), "who changes the time has the node"
+
+
+def test_a_node_whose_reason_was_written_anew_waits_no_second_time() -> None:
+    record = DrainRecord((NOW_S - 4000, NOW_S - 590))
+    due = WELL._replace(repair="reboot is due, ticket 1", remedy="reboot")
+    waits = rewritten(own(LOST, since_s=NOW_S - 590), due)
+    assert decided(waits, evidence=WELL, record=record).words.endswith("it stays out for 10 s as it was drained before")
+    waits = rewritten(own(LOST, since_s=NOW_S - 600), due)
+    assert decided(waits, evidence=WELL, record=record).undrain, "the reboot was recorded meanwhile"
+
+
+def test_a_reason_that_was_written_anew_keeps_the_place_of_its_node_at_the_breaker() -> None:
+    """Else a node that drains itself beside it would stay beyond the share, and the first one's jobs, too."""
+    first = rewritten(own(LOST, "a", busy=True, since_s=NOW_S - 300), found(LOST, XID))
+    second = own(LOST, "b", busy=True, since_s=NOW_S - 1)
+    assert decided(first, second, evidence=found(LOST, XID)).requeue
+    assert decided(second, first, evidence=found(LOST), fresh=True).undrain
 
 
 def test_what_a_user_can_have_made_costs_no_job() -> None:

@@ -19,4 +19,8 @@ std::string place_thread(std::thread& thread, const char* name, const std::vecto
 std::string prefer_node(void* base, std::size_t bytes, int node);
 std::string interleave_nodes(void* base, std::size_t bytes, const std::vector<int>& nodes);
 
+// On which NUMA node each of nodes.size() pages lies, spread evenly over the memory; a negative number is an errno: ENOENT
+// where nobody has touched the page. Moves nothing. Empty, or why it cannot be told.
+std::string page_nodes(const void* base, std::size_t bytes, std::vector<int>& nodes);
+
 }  // namespace ff

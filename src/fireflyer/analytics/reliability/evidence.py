@@ -17,18 +17,25 @@ MAX_OBSERVATIONS: Final = 2000
 
 
 def evidence_of(
-    connection: Any, job: str, *, attempt: int | None = None, flight: tuple[FlightFinding, ...] = ()
-) -> JobEvidence:
+    connection: Any, job: str, *, source: str | None = None, attempt: int | None = None,
+    flight: tuple[FlightFinding, ...] = (),
+) -> JobEvidence:  # fmt: skip
     """Of an attempt that has ended, counted from 1; by default the last one that did not complete, else the last.
-    Raises `NotFound` for a job that the tables do not have or that still runs, and `UsageError` for an attempt that it
-    did not have, or nodes that cannot be read."""
-    attempts = connection.execute(
-        "SELECT state, start_ns, end_ns, exit_code, signal, node_list FROM jobs "
+    `source`: of the job, where several have its number. Raises `NotFound` for a job that the tables do not have or that
+    still runs, and `UsageError` for an attempt that it did not have, a number of several sources, or nodes that cannot
+    be read."""
+    found = connection.execute(
+        "SELECT state, start_ns, end_ns, exit_code, signal, node_list, coalesce(source, '') FROM jobs "
         "WHERE job = ? AND end_ns IS NOT NULL ORDER BY end_ns",
         [job],
     ).fetchall()
+    attempts = [tuple(one) for *one, its in found if source is None or its == source]
     if not attempts:
-        raise NotFound(f"the tables have no job {job!r} that has ended; import its accounting, or its run directory")
+        which = job if source is None else f"{job} of {source}"
+        raise NotFound(f"the tables have no job {which!r} that has ended; import its accounting, or its run directory")
+    sources = sorted({one[-1] for one in found})
+    if source is None and len(sources) > 1:
+        raise UsageError(f"{job} is a job of {' and one of '.join(sources)}; say which with --source")
     if attempt is not None and not 1 <= attempt <= len(attempts):
         raise UsageError(f"job {job} has {len(attempts)} attempts that have ended; there is no attempt {attempt}")
     failed = [one for one in attempts if one[0] not in ("COMPLETED", "CANCELLED")]

@@ -4,7 +4,7 @@ evidence, and preemptions that failures caused.
 incidents   counts by symptom, cause and day of the first report: an incident of a node is over when it has reported
             nothing of that cause for an hour, so a fault that is reported for days is one
 of_symptoms severe ones by symptom and day, whatever their cause: two Xids of one fault are one incident
-used_again  attempts with the number of an earlier job
+used_again  attempts with the number of an earlier job, of the same source or another
 sized       `jobs` with the GPUs of all, and numbers that were used again as other jobs; `parts` of nodes that they
             took, of which a node has `parts_of_node`: jobs that share a node take it once
 failures    jobs that ended with NODE_FAIL, or FAILED or REQUEUED while a node of theirs reported something of high
@@ -77,28 +77,35 @@ def _count_incidents(connection: Any, table: str, kind: str, of: str) -> None:
 
 def _find_used_again(connection: Any) -> None:
     """Makes `used_again`: attempts that have the number of an earlier job and are none of its attempts. An attempt goes
-    on with a job where it has its user, was submitted with the attempt before or within a day of its end (a job that is
-    queued again gets a new time of submission), and does not run beside it."""
+    on with a job where it is of its source (Slurm, the platform and runs give numbers by themselves), has its user, was
+    submitted with the attempt before or within a day of its end (a job that is queued again gets a new time of
+    submission), and does not run beside it."""
     connection.execute(
         f"""
         CREATE TABLE used_again AS
         WITH several AS (
           SELECT job FROM jobs WHERE start_ns IS NOT NULL GROUP BY job HAVING count(*) > 1
         ), attempts AS (
-          SELECT job, "user", start_ns, coalesce(submit_ns, start_ns) AS submit_ns, end_ns FROM jobs SEMI JOIN several
-          USING (job) WHERE start_ns IS NOT NULL
+          SELECT job, coalesce(source, '') AS source, "user", start_ns, coalesce(submit_ns, start_ns) AS submit_ns,
+                 end_ns
+          FROM jobs SEMI JOIN several USING (job) WHERE start_ns IS NOT NULL
         ), ordered AS (
           SELECT *, lag("user") OVER one AS earlier_user, lag(submit_ns) OVER one AS earlier_submit_ns,
                  lag(end_ns) OVER one AS earlier_end_ns
-          FROM attempts WINDOW one AS (PARTITION BY job ORDER BY start_ns, submit_ns, "user")
+          FROM attempts WINDOW one AS (PARTITION BY job, source ORDER BY start_ns, submit_ns, "user")
         ), numbered AS (
-          SELECT job, "user", start_ns, sum(CAST(
+          SELECT job, source, "user", start_ns, sum(CAST(coalesce(
             (earlier_user <> "user" AND '' NOT IN (earlier_user, "user")) OR start_ns < earlier_end_ns - {_MINUTE_NS}
             OR (submit_ns <> earlier_submit_ns AND submit_ns > coalesce(earlier_end_ns, submit_ns) + {DAY_NS})
-            AS INTEGER)) OVER (PARTITION BY job ORDER BY start_ns, submit_ns, "user") AS uses
+            , false) AS INTEGER)) OVER (PARTITION BY job, source ORDER BY start_ns, submit_ns, "user") AS uses
           FROM ordered
+        ), dated AS (
+          SELECT *, min(start_ns) OVER (PARTITION BY job, source, uses) AS first_ns FROM numbered
+        ), ranked AS (
+          SELECT *, dense_rank() OVER (PARTITION BY job ORDER BY first_ns, source, uses) - 1 AS place FROM dated
         )
-        SELECT job, "user", start_ns, max(uses) AS uses FROM numbered WHERE uses > 0 GROUP BY job, "user", start_ns
+        SELECT job, source, "user", start_ns, max(place) AS uses FROM ranked WHERE place > 0
+        GROUP BY job, source, "user", start_ns
         """
     )
 
@@ -114,7 +121,8 @@ def prepare_failures(connection: Any, *, gpus_per_node: int, since_ns: int = 0) 
         CREATE VIEW sized AS
         SELECT * EXCLUDE (uses) REPLACE ({gpus} AS gpus, if(uses IS NULL, job, job || '/' || (uses + 1)) AS job),
                least({whole}, {gpus}) AS parts, {gpus_per_node} AS parts_of_node
-        FROM jobs LEFT JOIN used_again USING (job, "user", start_ns)
+        FROM (SELECT * REPLACE (coalesce(source, '') AS source) FROM jobs)
+             LEFT JOIN used_again USING (job, source, "user", start_ns)
         """
     )
     connection.execute(

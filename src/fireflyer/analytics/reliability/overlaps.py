@@ -1,8 +1,9 @@
 """What tables have already: each event and each attempt of a job stays in one table, however often it is imported.
 
 Files that have grown, and exports whose times overlap, say again what others said, also joined to one file. An event is
-the same where all of it is. An attempt of a job is the same by its number, its user where both say one, its submission
-and its start; of two the one that says more of its end stays, and of two that have ended the first.
+the same where all of it is. An attempt of a job is the same by its source (both kinds of Slurm's accounting are one),
+its number, its user where both say one, its submission and its start; of two the one that says more of its end stays,
+and of two that have ended the first.
 
 Nothing is replaced here: what is left of a file is written beside it, and `tables` puts all in place at once.
 """
@@ -63,6 +64,7 @@ def leave_jobs_once(connection: Any, new: str, others: Sequence[str]) -> list[st
         SELECT new.file_row_number AS new_row, old.filename AS file, old.file_row_number AS old_row,
                {old} > {later} OR ({old} = {later} AND ({old} < 2 OR old.end_ns <= new.end_ns)) AS old_stays
         FROM old JOIN new ON old.job = new.job AND coalesce(old.submit_ns, -1) = coalesce(new.submit_ns, -1)
+             AND old.source IS NOT DISTINCT FROM new.source
         WHERE (old.start_ns IS NOT DISTINCT FROM new.start_ns OR {old} = 0 OR {later} = 0)
           AND (old."user" = new."user" OR '' IN (old."user", new."user"))
         """

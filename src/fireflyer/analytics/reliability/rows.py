@@ -60,7 +60,7 @@ class EventRow(NamedTuple):
 
 class JobRow(NamedTuple):
     job: str
-    """The same for every attempt of a job that was queued again."""
+    """The same for every attempt of a job that was queued again; other sources may have it for other jobs."""
     user: str
     state: str
     nodes: int
@@ -82,3 +82,5 @@ class JobRow(NamedTuple):
     """From its last checkpoint, or its start, to its end; None: the source does not say."""
     overhead_ns: int | None = None
     """From its start until its ranks were ready; None: the source does not say."""
+    source: str = ""
+    """slurm, platform or run: each numbers its jobs by itself."""

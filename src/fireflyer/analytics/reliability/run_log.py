@@ -85,7 +85,7 @@ class _Run:
         signal = self.exit_code - 128 if 128 < self.exit_code < 192 else 0
         self.jobs.append(
             JobRow(self.job, "", state, self.nodes, self.ranks, self.begin_ns, self.attempt_ns, now_ns, self.exit_code,
-                   signal, ",".join(self.hosts), "")
+                   signal, ",".join(self.hosts), "", source="run")
         )  # fmt: skip
         self.attempt_ns = None
 

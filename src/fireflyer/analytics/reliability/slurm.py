@@ -27,6 +27,7 @@ SACCT_COMMAND: Final = (
     "--format JobID,User,State,Submit,Start,End,NNodes,NodeList,AllocTRES,ExitCode,SubmitLine"
 )
 """That writes what is read here."""
+SOURCE: Final = "slurm"
 _NEEDED: Final = ("JobID", "State", "Start", "End", "NNodes")
 _USED: Final = (*_NEEDED, "User", "Submit", "NodeList", "AllocTRES", "ExitCode", "SubmitLine")
 _HAVE_STARTED: Final = ("COMPLETED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")
@@ -95,6 +96,9 @@ class SacctColumns:
             "signal": _decoded(exits, lambda value: _exit(value)[1], pyarrow.int64()),
             "node_list": column("NodeList"),
             "excluded": _decoded(column("SubmitLine"), _excluded, text),
+            "unsaved_ns": array_of([None] * whole.num_rows, pyarrow.int64()),
+            "overhead_ns": array_of([None] * whole.num_rows, pyarrow.int64()),
+            "source": array_of([SOURCE] * whole.num_rows, text),
         })  # fmt: skip
 
     def _checked(self, rows: Any) -> Any:
@@ -236,7 +240,7 @@ def jobcomp_row(line: bytes, clock: Clock) -> JobRow | Rejected:
         return Rejected(_OUT_OF_RANGE)
     return JobRow(
         fields["JobId"], user, state, nodes, _gpus(fields.get("Tres", "")), submit,
-        start, end, code, signal, node_list, "",
+        start, end, code, signal, node_list, "", source=SOURCE,
     )  # fmt: skip
 
 

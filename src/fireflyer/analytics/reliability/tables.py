@@ -115,7 +115,7 @@ class TableWriter:
             self._flush()
 
     def add_table(self, table: Any) -> None:
-        """Rows of a `pyarrow.Table` with these columns, the last of which may be missing."""
+        """Rows of a `pyarrow.Table` with the columns of the table, the last of which may be missing."""
         self._flush()
         for field in list(self._schema)[table.num_columns :]:
             table = table.append_column(field, array_of([None] * table.num_rows, field.type))
@@ -143,6 +143,8 @@ class TableWriter:
         """Paths of the others that have another content after this import."""
         if not self.rows:
             return []
+        for path in others:
+            _check_schema(path, self._schema)
         with _connected(self._directory) as connection:
             leave = leave_jobs_once if self._kind == "jobs" else leave_events_once
             changed = leave(connection, self._partial, others)

@@ -38,12 +38,13 @@ Examples:
   ff health slurm epilog
   ff health slurm show      what is due, and what was done
   ff health slurm repair reboot "power cycled"
-  ff validate --time 1m && ff health slurm resume --policy /etc/fireflyer/gpu.toml    after a repair
+  ff health slurm validate --policy /etc/fireflyer/gpu.toml    of a timer: validators, then it serves again
+  ff validate --time 1m && ff health slurm resume --policy /etc/fireflyer/gpu.toml    by hand, after a repair
 \b
 docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
 )
-@click.argument("step", type=click.Choice(["check", "prolog", "epilog", "resume", "show", "repair"]))
-@click.argument("done", metavar="[REMEDY [WORDS]]", nargs=-1)
+@click.argument("step", type=click.Choice(["check", "prolog", "epilog", "validate", "resume", "show", "repair"]))
+@click.argument("done", metavar="[REMEDY [WORDS]] | [-- PROGRAM ...]", nargs=-1)
 @click.option("--policy", "policy_path", metavar="FILE", shell_complete=complete_file, help="As for `ff health`.")
 @click.option("--state", metavar="DIR", shell_complete=complete_directory, help="As for `ff health`; used: DIR/slurm.")
 @click.option(
@@ -76,14 +77,22 @@ docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
     "--back-off", type=Duration(), default="10m", show_default=True,
     help="How long a node stays out that was drained before within a day; doubles with each drain.",
 )  # fmt: skip
+@click.option(
+    "--needs-validation", is_flag=True,
+    help="A drained node whose checks pass serves again only when `validate` has validated it.",
+)  # fmt: skip
 def slurm_command(
     *, step: Step | Literal["show", "repair"], done: tuple[str, ...], policy_path: str | None, state: str | None,
     node: str | None, breaker_share: float, requeues: int, probes: int, spacing: int, limit: int, back_off: int,
-    prometheus: str | None, idle: bool,
+    prometheus: str | None, idle: bool, needs_validation: bool,
 ) -> int:  # fmt: skip
     """Run the checks of this node. A fault of low or high severity drains it in Slurm, and one of high severity
     requeues its jobs. A node that was drained by this serves again when its checks pass, after some faults only by
     `resume`, which says that it was validated. What a person drained is left alone.
+
+    `validate` runs validators on a node that waits for nothing else: drained by this, without jobs and a remedy that is
+    due, its checks pass. It serves again, or stays with what was found. PROGRAM takes the place of `ff validate --time
+    1m`: exit code 0 in order, 2 a fault.
 
     `show` prints the state of the node's repair with its ticket, and `repair` records that a person has done REMEDY
     (test, reset, reboot, field-diagnosis or rma). Then it serves when its checks pass.
@@ -96,10 +105,10 @@ def slurm_command(
     if step == "show" or step == "repair":
         _repair(step, done, name, state)
         return 0
-    if done:
+    if done and step != "validate":
         raise click.UsageError(f"{step} takes no further words: {' '.join(done)[:80]!r}")
 
-    def made(log: SlurmLog) -> NodeOfSlurm:
+    def made(log: SlurmLog, began_s: float) -> NodeOfSlurm:
         from fireflyer.cli.health.policy_file import read_policy
         from fireflyer.cli.health.slurm_memory import NodeMemory
         from fireflyer.cli.health.slurm_node import NodeOfSlurm
@@ -113,7 +122,12 @@ def slurm_command(
             read_policy(policy_path),
             NodeMemory(state if state is not None else state_directory(), log.fail),
             SlurmCommands(os.environ.get("PATH", os.defpath), _SLURM_LIMIT_NS),
-            DrainLimits(breaker_share=breaker_share, requeues=requeues, back_off_s=back_off // SECOND),
+            DrainLimits(
+                breaker_share=breaker_share,
+                requeues=requeues,
+                back_off_s=back_off // SECOND,
+                validates=needs_validation or step == "validate",
+            ),
             probes=probes,
             spacing_s=spacing / SECOND,
             began_s=began_s,
@@ -127,14 +141,20 @@ def slurm_command(
 
     log = SlurmLog(quiet=step == "resume")
     try:
-        looking = made(log)
+        if step == "validate":
+            from fireflyer.cli.health.slurm_validate import validate_node
+            from fireflyer.validators.checks.state_file import state_directory
+
+            place = state if state is not None else state_directory()
+            return validate_node(lambda: made(log, time.monotonic()), done, place, log)
+        looking = made(log, began_s)
         try:
             decision = looking.look(step)
         finally:
             if prometheus is not None and looking.state:
                 _write(prometheus, looking, log)
     except FireflyerError as error:
-        if step in ("check", "resume"):
+        if step in ("check", "validate", "resume"):
             log.note_error(str(error))
             raise
         log.fail(f"ff health slurm {step}: {error}")

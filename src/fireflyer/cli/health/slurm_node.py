@@ -25,6 +25,7 @@ from fireflyer.cluster.core.slurm.drains import (
     Step,
     counted_faults,
     decide,
+    drained_since_s,
     is_own,
     jobs_to_requeue,
     missed_checks,
@@ -86,13 +87,14 @@ class NodeOfSlurm:
         self.state = ""
         """One of `SLURM_STATES` as the look has left the node; empty: Slurm was not asked."""
 
-    def look(self, step: Step) -> Decision:
-        """The last decision, after it was carried out. A prolog or epilog without a fault asks Slurm nothing. Raises
-        `FireflyerError`, a `Timeout` where the time was over; what happened once and was not acted on then is kept for
-        the next look."""
+    def look(self, step: Step, beside: tuple[HealthEvent, ...] = ()) -> Decision:
+        """The last decision, after it was carried out. A prolog or epilog without a fault asks Slurm nothing. `beside`:
+        what others than the checks have found. Raises `FireflyerError`, a `Timeout` where the time was over; what
+        happened once and was not acted on then is kept for the next look."""
         with self._memory.alone(self._limit_s * _SHARE_OF_LOCK):
             rounds = self._memory.rounds()
-            self.events = tuple(rounds.run(self._policy, save=False, ends_s=self._tools_end_s, idle=self._idle))
+            round_of_checks = rounds.run(self._policy, save=False, ends_s=self._tools_end_s, idle=self._idle)
+            self.events = (*round_of_checks, *beside)
             self.evidence = rounds.evidence
             found = findings_in(self.events)
             self._boot = rounds.evidence.boot if rounds.evidence is not None else ""
@@ -104,7 +106,7 @@ class NodeOfSlurm:
                 self._save(rounds)
             faults = self._confirmed(rounds, found.faults)
             more = [event for event in faults if event not in sure]
-            if more or (done is None and step in ("check", "resume")):
+            if more or (done is None and step in ("check", "validate", "resume")):
                 self._record = self._record.with_events(more, self._boot, _now_s())
                 done = self._act(step, (*sure, *more), found, rounds)
             return done or Decision()
@@ -227,7 +229,7 @@ class NodeOfSlurm:
         node = fleet.get(self._name)
         self.state = "drained" if node is not None and node.drains else "held" if decision.held else "serves"
         if node is not None and decision.undrain:
-            self._record = self._record.taken_back(node.since_s)
+            self._record = self._record.taken_back(drained_since_s(node))
             return await self._serve_again(node, decision)
         if node is not None and node.drains:
             self._record = self._record.acted().with_failed(evidence.faults)

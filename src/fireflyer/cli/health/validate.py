@@ -12,6 +12,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.health.command import print_events, refuse_options
 from fireflyer.cli.health.validate_cluster import links_command, nodes_command
+from fireflyer.cli.health.validate_slurm import slurm_nodes_command
 from fireflyer.cli.nagios import NagiosGroup
 from fireflyer.cli.numbers import Duration
 
@@ -32,6 +33,7 @@ Examples:
   ff validate --record records.jsonl --peers records.jsonl   and compared with them
   ff validate nodes --every 7d                           idle nodes of the platform, as tasks
   ff validate links                                      links between them, in pairs
+  ff validate slurm --output /shared/validation          idle nodes of Slurm, as jobs
 \b
 Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 nothing could be run, or one of --only could not,
 or an option or a file is wrong.""",
@@ -68,6 +70,7 @@ def command(
     from fireflyer.cli.health.policy_file import read_policy
     from fireflyer.validators.core.checks.health_round import nagios_exit_code
     from fireflyer.validators.stress import cuda, run
+    from fireflyer.validators.stress.record_file import append_record, read_records
 
     if pairs is not None:
         _print_pairs(pairs.split(","))
@@ -77,18 +80,23 @@ def command(
             known = ", ".join(("links", *run.VALIDATORS))
             raise click.UsageError(f"no validator {name!r}; validators are {known}", ctx)
     policy = read_policy(policy_path)
-    records = run.read_records(peers) if peers is not None else []
+    records = read_records(peers) if peers is not None else []
     chosen = [name for name in run.VALIDATORS if not only or name in only]
     torch = cuda.usable_torch() if any(name.startswith("gpu_") for name in chosen) else None
-    found = list(run.validate(chosen, run.Load(limit / SECOND, os.path.abspath(directory), torch)))
+    load = run.Load(limit / SECOND, os.path.abspath(directory), torch)
+    name_of_model = model or run.model_of_node()
+    found = list(run.validate(chosen, load))
+    if records:
+        first = run.record_of(found, name_of_model, time.time_ns())
+        found = run.repeat_low(found, first, records, lambda names: run.validate(names, load))
     now_ns = time.time_ns()
-    mine = run.record_of(found, model or run.model_of_node(), now_ns)
+    mine = run.record_of(found, name_of_model, now_ns)
     events = [
         *(run.links(policy) if not only or "links" in only else ()),
         *run.events_of(found, mine, records, now_ns, run.gpu_serials() if torch is not None else {}),
     ]
     if record is not None:
-        run.append_record(record, mine)
+        append_record(record, mine)
     if as_json:
         for event in events:
             click.echo(msgspec.json.encode(event))
@@ -99,7 +107,7 @@ def command(
     return nagios_exit_code(events, asked=bool(only))
 
 
-for one in (nodes_command, links_command):
+for one in (nodes_command, links_command, slurm_nodes_command):
     command.add_command(one)
 
 

@@ -74,6 +74,7 @@ def attempt_of(run: RunEntry, gpus_of: Mapping[str, int], clock: Clock) -> JobRo
         sum(known) if len(known) == len(run.nodes) else None, run.submitted_ns, run.scheduled_ns, ended_ns, code,
         code - 128 if 128 < code < 192 else 0, ",".join(run.nodes), "", unsaved_ns,
         max(0, run.overhead_ns if run.ready_ns is None else run.ready_ns) if ended_ns is not None else None,
+        "platform",
     )  # fmt: skip
 
 

@@ -48,8 +48,13 @@ Examples:
     type=WholeNumber(min=1),
     help="Of a task that was started again, from 1.  [default: the last that did not complete]",
 )
+@click.option(
+    "--source", type=click.Choice(["slurm", "platform", "run"]), help="Of TASK, where several have its number."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def why_command(*, task: str, directory: str, flight: tuple[str, ...], attempt: int | None, as_json: bool) -> int:
+def why_command(
+    *, task: str, directory: str, flight: tuple[str, ...], attempt: int | None, source: str | None, as_json: bool
+) -> int:
     """Print which domains (user program, system software, hardware) the failure of TASK may come from, the likeliest
     first, with what its nodes reported from 10 minutes before its end to 5 after, its exit code, and what the dumps of
     its ranks say. TASK is its number in Slurm, or its name for a run. A timeout of a collective alone is no cause."""
@@ -59,7 +64,7 @@ def why_command(*, task: str, directory: str, flight: tuple[str, ...], attempt: 
 
     findings = _findings(flight)
     with open_tables(directory) as tables:
-        evidence = evidence_of(tables, task, attempt=attempt, flight=findings)
+        evidence = evidence_of(tables, task, source=source, attempt=attempt, flight=findings)
     found = diagnose(evidence)
     if as_json:
         import msgspec

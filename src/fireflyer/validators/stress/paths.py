@@ -18,6 +18,7 @@ from fireflyer.topology import Machine, read_machine
 from fireflyer.validators.core.checks.evidence import Finding
 from fireflyer.validators.core.validation.paths import CpuSet, cpu_sets, path_name
 from fireflyer.validators.core.validation.records import Found
+from fireflyer.validators.stress.numa_memory import KERNEL, Kernel, memory_on, misplaced
 
 __all__ = ["host_paths", "on_processors", "path_words"]
 
@@ -29,24 +30,29 @@ _MIX: Final = 0x9E3779B97F4A7C15
 
 
 class _Memory(NamedTuple):
-    """Of one set of processors: where its threads have touched it first, as the kernel places memory."""
+    """Of one set of processors: where its threads have touched it first, and bound there."""
 
     source: Words
     target: Words
+    problem: str
+    """Why it may lie elsewhere."""
 
 
 def host_paths(
     limit_s: float, *, machine: Machine | None = None, thread_bytes: int = _BYTES_OF_A_THREAD,
-    disturb: Callable[[Words], None] | None = None,
+    disturb: Callable[[Words], None] | None = None, kernel: Kernel = KERNEL,
 ) -> Found:  # fmt: skip
     """The processors of each set copy memory of each set (their own too) into their own, one core a thread. A figure
     counts the bytes of what was copied once; what was copied is compared. `machine`: this one if None. `disturb` is
-    called with what was copied, before it is compared: for tests."""
+    called with what was copied, before it is compared: for tests. Could not run where memory does not stay on the NUMA
+    node of its set: the figure would be of another path."""
     sets = cpu_sets(machine if machine is not None else read_machine(RealDisk()))
     available = read_meminfo().get("MemAvailable", 0) << 10
     threads = sum(len(one.cpus) for one in sets)
     words = max(512, min(thread_bytes, int(available * _SHARE_OF_MEMORY) // (2 * threads)) // 8)
-    memories = {one.name: _memory_of(one, words * len(one.cpus)) for one in sets}
+    memories = {one.name: _memory_of(one, words * len(one.cpus), kernel) for one in sets}
+    if problem := next((memory.problem for memory in memories.values() if memory.problem), ""):
+        return Found(validator="paths", could_not_run=problem)
     share_s = limit_s / len(sets) ** 2
     figures: dict[str, float] = {}
     faults: list[Finding] = []
@@ -60,6 +66,8 @@ def host_paths(
             if wrong := _wrong_words(source, target):
                 said = f"{name.removesuffix('_bytes_per_s')}: {counted(wrong, 'word')} changed on the way"
                 faults.append(Finding(severity="high", cause="wrong_word", words=said, at_once=True))
+    if problem := next(filter(None, (_misplaced(one, memories[one.name], kernel) for one in sets)), ""):
+        return Found(validator="paths", faults=tuple(faults), could_not_run=problem)
     return Found(validator="paths", figures=figures, faults=tuple(faults), words=path_words(figures))
 
 
@@ -91,17 +99,23 @@ def on_processors(cpus: Sequence[int], work: Callable[[int], None]) -> None:
         raise failed[0]
 
 
-def _memory_of(owner: CpuSet, words: int) -> _Memory:
-    memory = _Memory(np.empty(words, np.uint64), np.empty(words, np.uint64))
+def _memory_of(owner: CpuSet, words: int, kernel: Kernel) -> _Memory:
+    source, refused = memory_on(owner.node, words, kernel)
+    target, _ = memory_on(owner.node, words, kernel)
     parts = len(owner.cpus)
 
     def touch(number: int) -> None:
         mine = _part(words, number, parts)
-        memory.source[mine] = np.arange(mine.start, mine.stop, dtype=np.uint64) * np.uint64(_MIX)
-        memory.target[mine] = 0
+        source[mine] = np.arange(mine.start, mine.stop, dtype=np.uint64) * np.uint64(_MIX)
+        target[mine] = 0
 
     on_processors(owner.cpus, touch)
-    return memory
+    memory = _Memory(source, target, refused)
+    return memory._replace(problem=refused or _misplaced(owner, memory, kernel))
+
+
+def _misplaced(owner: CpuSet, memory: _Memory, kernel: Kernel) -> str:
+    return misplaced(owner.node, memory.source, kernel) or misplaced(owner.node, memory.target, kernel)
 
 
 def _copied(reader: CpuSet, source: Words, target: Words, limit_s: float) -> float:

@@ -10,10 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
-from fireflyer.base.errors import UsageError
 from fireflyer.base.health_event import HealthEvent
-from fireflyer.base.os_errors import translate_os_error
 from fireflyer.runtime.node_counters import read_meminfo
 from fireflyer.validators.checks.capture import capture
 from fireflyer.validators.checks.rounds import HealthRounds
@@ -24,33 +21,31 @@ from fireflyer.validators.core.checks.part_serials import part_serials, with_ser
 from fireflyer.validators.core.checks.policy import HealthPolicy
 from fireflyer.validators.core.checks.settings import CheckSettings
 from fireflyer.validators.core.validation.records import (
-    MAX_RECORDS,
     Found,
     NodeRecord,
     compare_digests,
     compare_figures,
     peers_of,
+    usual_figures,
 )
+from fireflyer.validators.core.validation.repetition import MEASUREMENTS, LowFigures
 from fireflyer.validators.stress import cuda, cuda_paths, paths, processor, storage
 
 __all__ = [
     "LINK_CHECKS",
     "VALIDATORS",
     "Load",
-    "append_record",
     "events_of",
     "gpu_serials",
     "links",
     "model_of_node",
-    "read_records",
     "record_of",
+    "repeat_low",
     "validate",
 ]
 
 LINK_CHECKS: Final = ("processors", "pcie", "ethernet", "infiniband", "gpu_clocks", "gpu_count")
 """Frequency, speed and status of links: checks of `ff health`."""
-MAX_RECORD_BYTES: Final = 128 << 20
-"""Of a file of records that are read: the newest 18,000 of nodes with 8 GPUs."""
 _MAX_MEMORY_SHARE: Final = 0.5
 _MAX_FAULTS: Final = 16
 """Of one validator that are told."""
@@ -127,7 +122,7 @@ def events_of(
         own = NodeRecord(
             node=record.node, model=record.model, seen_ns=record.seen_ns, figures=one.figures, digests=one.digests
         )
-        low = compare_figures(own, peers, figures=len(record.figures))
+        low = compare_figures(own, peers, figures=len(record.figures), measured=one.measured)
         faults = _first_of([*one.faults, *compare_digests(own, peers), *low])
         told = (as_event(one.validator, fault, settings, now_ns) for fault in faults)
         events += [with_serial(event, serials) if event.serial else event for event in told]
@@ -148,6 +143,32 @@ def _first_of(faults: list[Finding]) -> list[Finding]:
         return faults
     last = msgspec.structs.replace(faults[_MAX_FAULTS - 1], words=f"{faults[_MAX_FAULTS - 1].words}; and {more} more")
     return [*faults[: _MAX_FAULTS - 1], last]
+
+
+def repeat_low(
+    found: Sequence[Found], record: NodeRecord, records: Sequence[NodeRecord],
+    measure: Callable[[Iterable[str]], Iterable[Found]],
+) -> list[Found]:  # fmt: skip
+    """With figures that are low beside the peers measured again (`core.validation.repetition`); faults that come up
+    meanwhile count as well. `measure`: runs the validators of these names."""
+    usual = usual_figures(record, peers_of(record, records))
+    low = LowFigures(record.figures, {name: one.least for name, one in usual.items()})
+    faults: dict[str, tuple[Finding, ...]] = {}
+    for _ in range(MEASUREMENTS - 1):
+        names = [one.validator for one in found if set(one.figures).intersection(low.undecided)]
+        for again in measure(names) if names else ():
+            low.add(again.figures)
+            faults[again.validator] = (*faults.get(again.validator, ()), *again.faults)
+    measured, counted = low.measured, low.counted
+    return [
+        msgspec.structs.replace(
+            one,
+            figures={name: counted.get(name, value) for name, value in one.figures.items()},
+            measured={name: measured[name] for name in one.figures if name in measured},
+            faults=(*one.faults, *faults.get(one.validator, ())),
+        )
+        for one in found
+    ]
 
 
 def record_of(found: Sequence[Found], model: str, now_ns: int) -> NodeRecord:
@@ -172,42 +193,6 @@ def model_of_node() -> str:
     )
     names = [f"{len(gpus)} x {gpus[0].partition(':')[2].strip()}"] if gpus else []
     return " / ".join(part for part in (product, f"{os.cpu_count()} x {model}", *names) if part)[:200]
-
-
-def read_records(path: str) -> list[NodeRecord]:
-    """Of a file with one record in each line, to which records are appended for years: the newest ones that
-    `MAX_RECORD_BYTES` and `MAX_RECORDS` allow. Raises `FireflyerError`; names the line that is wrong."""
-    try:
-        with open(path, "rb") as file:
-            older_bytes = max(0, os.fstat(file.fileno()).st_size - MAX_RECORD_BYTES)
-            if older_bytes:
-                file.seek(older_bytes - 1)
-                file.readline(MAX_RECORD_BYTES + 1)  # the rest of the record that begins before
-            lines = file.read(MAX_RECORD_BYTES).splitlines()
-    except OSError as error:
-        raise translate_os_error(error, f"read {path}") from error
-    older = max(0, len(lines) - MAX_RECORDS)
-    where = f" of its last {MAX_RECORD_BYTES >> 20} MiB" if older_bytes else ""
-    records = []
-    for number, line in enumerate(lines[older:], older + 1):
-        try:
-            records.append(msgspec.json.decode(line, type=NodeRecord))
-        except DECODE_ERRORS as error:
-            text = f"{path}, line {number}{where}: {error}; `ff validate --record` writes such lines"
-            raise UsageError(text) from error
-    return records
-
-
-def append_record(path: str, record: NodeRecord) -> None:
-    """In one write, so that nodes which share the file do not mix their lines. Raises `FireflyerError`."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(fd, msgspec.json.encode(record) + b"\n")
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise translate_os_error(error, f"write {path}") from error
 
 
 def _line(path: str) -> str:

@@ -171,6 +171,24 @@ def test_the_window_and_the_nodes_of_the_job_bound_the_evidence(tmp_path: Path) 
             evidence_of(tables, "8")
 
 
+def test_of_a_number_that_slurm_and_the_platform_have_somebody_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (source, state) in enumerate((("slurm", "FAILED"), ("platform", "TIMEOUT"))):
+        jobs = TableWriter(str(tmp_path), "jobs")
+        start_ns = END_NS - 3600 * SECOND
+        jobs.add(JobRow("7", "ada", state, 1, 8, start_ns, start_ns, END_NS, 1, 0, "gpu1", "", source=source))
+        jobs.finish(f"{number}" * 16)
+    with open_tables(str(tmp_path)) as tables:
+        assert evidence_of(tables, "7", source="platform").state == "TIMEOUT"
+        assert evidence_of(tables, "7", source="slurm").attempts == 1
+        with pytest.raises(NotFound, match="no job '7 of run'"):
+            evidence_of(tables, "7", source="run")
+    assert main(["reliability", "why", "7", "--from", str(tmp_path)]) == 2
+    assert "7 is a job of platform and one of slurm; say which with --source" in capsys.readouterr().err
+    assert main(["reliability", "why", "7", "--from", str(tmp_path), "--source", "slurm"]) == 0
+
+
 def test_many_warnings_do_not_hide_what_is_severe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path)
     warnings = TableWriter(str(tmp_path), "events")

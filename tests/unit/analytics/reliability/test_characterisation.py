@@ -192,6 +192,41 @@ def test_numbers_of_jobs_that_are_used_again_are_other_jobs(tmp_path: Path) -> N
     assert found.training.ettr > 0.9, "nobody waited for a year"
 
 
+def of_platform(number: int, state: str, start_s: float, end_s: float, node: str) -> JobRow:
+    start_ns, end_ns = (int((BEGIN_S + at_s) * SECOND) for at_s in (start_s, end_s))
+    return JobRow(str(number), "ada", state, 1, 8, start_ns, start_ns, end_ns, 0, 0, node, "", source="platform")
+
+
+def test_slurm_and_the_platform_number_their_jobs_by_themselves(tmp_path: Path) -> None:
+    """Of one user, one after the other, as attempts of a job would be; each was queued again."""
+    jobs = [job(1, "NODE_FAIL", 0, HOUR_S, "a", 8), job(1, "COMPLETED", 4 * HOUR_S, 5 * HOUR_S, "b", 8)]
+    write_jobs(tmp_path, jobs)
+    tasks = [
+        of_platform(1, "NODE_FAIL", 2 * HOUR_S, 3 * HOUR_S, "c"),
+        of_platform(1, "COMPLETED", 6 * HOUR_S, 7 * HOUR_S, "d"),
+    ]
+    import_rows("platform", "p", "jobs", [tasks], str(tmp_path / "t"))
+    with open_tables(str(tmp_path / "t")) as tables:
+        found = characterise(tables)
+        named = tables.sql("SELECT node_list, job, source FROM sized ORDER BY start_ns").fetchall()
+    assert named == [
+        ("a", "1", "slurm"), ("c", "1/2", "platform"), ("b", "1", "slurm"), ("d", "1/2", "platform"),
+    ]  # fmt: skip
+    assert found.training is not None
+    assert (found.training.jobs, found.training.attempts) == (2, 4)
+    assert sum(one.wait for one in found.losses.causes) == pytest.approx(2 * 3 * 8), "each for its own next attempt"
+
+
+def test_an_attempt_of_slurm_is_none_of_the_platform(tmp_path: Path) -> None:
+    """They differ in nothing else."""
+    write_jobs(tmp_path, [job(1, "COMPLETED", 0, HOUR_S, "a", 8)])
+    found = import_rows("platform", "p", "jobs", [[of_platform(1, "COMPLETED", 0, HOUR_S, "a")]], str(tmp_path / "t"))
+    assert (found.jobs, found.known) == (1, 0)
+    again = import_rows("platform", "q", "jobs", [[of_platform(1, "COMPLETED", 0, HOUR_S, "a")]], str(tmp_path / "t"))
+    assert (again.jobs, again.known) == (0, 1)
+    assert characterised(tmp_path).jobs == 2
+
+
 def test_a_node_that_did_not_boot_failed_no_job(tmp_path: Path) -> None:
     write_jobs(tmp_path, [job(1, "BOOT_FAIL", 0, 60, "a", 8), job(1, "COMPLETED", 120, HOUR_S, "b", 8)])
     write_events(tmp_path, [(30, "a", "gpu_unavailable")])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import statistics
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fireflyer.base.errors import UsageError
 from fireflyer.validators.core.validation.pairs import rounds_of_pairs
 from fireflyer.validators.core.validation.paths import path_name
 from fireflyer.validators.core.validation.records import (
@@ -24,8 +22,6 @@ from fireflyer.validators.core.validation.records import (
     deviations_for,
     peers_of,
 )
-from fireflyer.validators.stress import run
-from fireflyer.validators.stress.run import append_record, read_records
 
 
 def record(node: str, value: float = 100.0, digest: str = "d", *, model: str = "m", seen_ns: int = 1) -> NodeRecord:
@@ -136,37 +132,3 @@ def test_each_pair_of_nodes_meets_once_and_no_node_twice_in_a_round(nodes: int) 
         busy = [node for pair in pairs for node in pair]
         assert len(busy) == len(set(busy))
     assert len(rounds) == (0 if nodes < 2 else nodes - 1 if nodes % 2 == 0 else nodes)
-
-
-def test_records_are_appended_and_read(tmp_path: Path) -> None:
-    path = str(tmp_path / "records.jsonl")
-    for one in PEERS:
-        append_record(path, one)
-    assert read_records(path) == PEERS
-
-
-def test_of_a_file_that_has_grown_for_years_the_newest_records_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "records.jsonl"
-    for one in PEERS:
-        append_record(str(path), one)
-    *_, last = path.read_bytes().splitlines(keepends=True)
-    newest = sum(map(len, path.read_bytes().splitlines(keepends=True)[-2:]))
-    for size, found in ((newest, 2), (newest + 1, 2), (newest - 1, 1), (len(last), 1), (len(last) - 1, 0)):
-        monkeypatch.setattr(run, "MAX_RECORD_BYTES", size)
-        assert read_records(str(path)) == PEERS[len(PEERS) - found :], size
-    monkeypatch.undo()
-    monkeypatch.setattr(run, "MAX_RECORDS", 3)
-    assert read_records(str(path)) == PEERS[-3:]
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "[]", '{"node":"n"}', '{"node":"n","model":"m","seen_ns":1,"figures":{"x":-1}}', "\xff"]
-)
-def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "records.jsonl"
-    append_record(str(path), PEERS[0])
-    path.write_bytes(path.read_bytes() + line.encode("latin-1") + b"\n")
-    with pytest.raises(UsageError, match="line 2"):
-        read_records(str(path))

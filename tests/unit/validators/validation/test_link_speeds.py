@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-from fireflyer.validators.core.validation.link_speeds import slow_links
+from fireflyer.validators.core.validation.link_measurements import LinkMeasurements
+from fireflyer.validators.core.validation.link_speeds import Pair, slow_links
+from fireflyer.validators.core.validation.reports import LinkReport
 
 USUAL = 12.5e9
 
@@ -48,3 +50,65 @@ def test_noise_is_nobodys_fault() -> None:
 
 def test_fewer_than_four_links_say_nothing() -> None:
     assert slow_links(measured(3, 1, n1=0.1)) == []
+
+
+# --- measured again ---
+
+
+def of_a_leaf(**slow: float) -> LinkMeasurements:
+    found = LinkMeasurements()
+    for pair, speed in measured(4, 1, **slow).items():
+        found.first(pair, "leaf-1", LinkReport(bytes_per_s=speed))
+    return found
+
+
+def again(found: LinkMeasurements, speed: float, wrong: int = 0) -> list[Pair]:
+    pairs = found.to_repeat()
+    for pair in pairs:
+        found.again(pair, LinkReport(bytes_per_s=speed, wrong_blocks=wrong))
+    return pairs
+
+
+def told(found: LinkMeasurements) -> dict[str, list[str]]:
+    events: dict[str, list[str]] = {
+        names: [str(event.severity) for event in events] for names, events in found.events(1).items()
+    }
+    return {names: severities for names, severities in events.items() if severities != ["ok"]}
+
+
+def test_a_link_that_was_slow_once_is_nobodys_fault() -> None:
+    found = of_a_leaf(n1_n2=0.5)
+    assert again(found, USUAL) == again(found, 0.99 * USUAL) == [("n1", "n2")]
+    assert found.to_repeat() == []
+    assert told(found) == {}
+
+
+def test_a_node_whose_links_stay_slow_is_at_fault() -> None:
+    found = of_a_leaf(n2=0.5)
+    assert again(found, 0.5 * USUAL) == [("n0", "n2"), ("n1", "n2"), ("n2", "n3")]
+    assert found.to_repeat() == []
+    assert told(found) == {"n2": ["low"]}
+    assert found.events(1)["n2"][0].words.endswith("% below the usual of its leaf, also when measured again")
+
+
+def test_a_link_whose_nodes_were_needed_meanwhile_is_warned_of() -> None:
+    found = of_a_leaf(n1_n2=0.5)
+    for pair in found.to_repeat():
+        found.again(pair, None)
+    assert told(found) == {"n1 n2": ["warn"]}
+    assert found.events(1)["n1 n2"][0].words.endswith("it could not be measured again")
+
+
+def test_wrong_blocks_of_a_repetition_count() -> None:
+    found = of_a_leaf(n1_n2=0.5)
+    again(found, USUAL, wrong=3)
+    assert found.events(1)["n1 n2"][0].words == "3 blocks are not what was sent"
+    assert told(found) == {"n1 n2": ["high"]}
+
+
+def test_few_links_are_never_slow_and_never_repeated() -> None:
+    found = LinkMeasurements()
+    for pair, speed in measured(3, 1, n1=0.1).items():
+        found.first(pair, "leaf-1", LinkReport(bytes_per_s=speed))
+    assert found.to_repeat() == []
+    assert told(found) == {}

@@ -13,6 +13,7 @@ from fireflyer.base.health_event import HealthEvent
 from fireflyer.cli import main
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.stress import processor, run, storage
+from fireflyer.validators.stress.record_file import append_record, read_records
 
 
 def test_products_are_right_and_measured() -> None:
@@ -79,7 +80,7 @@ def test_the_command_compares_with_peers(tmp_path: Path, capsys: pytest.CaptureF
         figures = {"storage_write_bytes_per_s": 1e15}
         digests = {"repeated_cpu": "another"}
         record = NodeRecord(node=f"n{number}", model="m", seen_ns=1, figures=figures, digests=digests)
-        run.append_record(str(peers), record)
+        append_record(str(peers), record)
     options = ("--only", "storage", "--only", "repeated", "--time", "1s", "--directory", str(tmp_path), "--model", "m")
     record_file = tmp_path / "records.jsonl"
     assert main(["validate", *options, "--peers", str(peers), "--record", str(record_file), "--json"]) == 2
@@ -89,7 +90,8 @@ def test_the_command_compares_with_peers(tmp_path: Path, capsys: pytest.CaptureF
         ("repeated", "high", "corruption"),
     ]
     assert "below the median of 5 peers" in events[0].words
-    (mine,) = run.read_records(str(record_file))
+    assert events[0].words.endswith("; 2 of 2 measurements are too low")
+    (mine,) = read_records(str(record_file))
     assert mine.model == "m"
     assert not [name for name in mine.figures if not name.startswith("storage_")]
 

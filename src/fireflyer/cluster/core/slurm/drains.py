@@ -5,7 +5,8 @@ that was done, with what Slurm says then, so a decision that was not carried out
 
 *Whose drain.* A reason that we write ends in a mark, the digest of the node and of the words before it. Who edits the
 reason makes the drain his own: it is not taken back, not written over, and the breaker does not count it. The mark
-protects against nobody: only who may drain nodes writes reasons.
+protects against nobody: only who may drain nodes writes reasons. Slurm dates a reason, not a drain: one that is
+written anew, as it says more, says since when its node is drained.
 
 *Breaker.* Of each partition at most a share, and at least one node, is drained by us. Nodes do not wait for each
 other, so after a drain each looks again: the nodes that are drained by us have an order, of time and name, and those
@@ -39,6 +40,7 @@ __all__ = [
     "counted_faults",
     "decide",
     "drain_reason",
+    "drained_since_s",
     "is_own",
     "jobs_to_requeue",
     "missed_checks",
@@ -47,13 +49,15 @@ __all__ = [
     "worst_fault",
 ]
 
-Step = Literal["check", "prolog", "epilog", "resume"]
-"""Who asks: Slurm's HealthCheckProgram, the prolog or epilog of a job, a person after a validation."""
+Step = Literal["check", "prolog", "epilog", "validate", "resume"]
+"""Who asks: Slurm's HealthCheckProgram, the prolog or epilog of a job, who may validate the node now, and after a
+validation."""
 
 PREFIX: Final = "ff: "
 VALIDATE: Final = "; validate it"
 _DUE: Final = re.compile(r"; [a-z ]{1,32} is due(?=(?:; validate it)?$)")
 _MARK_BYTES: Final = 4
+_MARK: Final = re.compile(r"([0-9a-f]{8})(?: since ([0-9]{1,12}))?\)")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 
 
@@ -64,6 +68,8 @@ class DrainLimits(msgspec.Struct, frozen=True, kw_only=True):
     """A job that Slurm has started again so often is not requeued by us: it stays until it ends."""
     back_off_s: Annotated[int, msgspec.Meta(ge=0, le=DAY_S)] = 600
     """A node that was drained before within a day stays out for so long; doubles with each drain, up to a day."""
+    validates: bool = False
+    """Checks that pass let no node serve again: its validation does."""
 
 
 class Decision(NamedTuple):
@@ -80,14 +86,16 @@ class Decision(NamedTuple):
     """The job whose prolog this is must not start here."""
     held: bool = False
     """By the breaker: a fault stays without consequence."""
+    validate: bool = False
+    """Its validation alone is what the node waits for."""
 
 
 # --- whose drain ---
 
 
-def drain_reason(node: str, fault: HealthEvent, beside: HealthEvent | None = None) -> str:
+def drain_reason(node: str, fault: HealthEvent, beside: HealthEvent | None = None, *, since_s: int = 0) -> str:
     """One line of ASCII, with the mark of `is_own` at its end. `beside`: an event that happened as well, for which the
-    node has to be validated."""
+    node has to be validated. `since_s`: the node is drained since then, by another reason; 0: it is not."""
     part = f" {fault.part}" if fault.part else ""
     words = fault.words or fault.cause or "failed"
     end = f"; also {beside.check} {beside.cause}".rstrip() if beside is not None else ""
@@ -95,8 +103,7 @@ def drain_reason(node: str, fault: HealthEvent, beside: HealthEvent | None = Non
     text = plain(plain(f"{PREFIX}{fault.check}{part}: {words}"))  # twice: as it is when it is read again
     text = text.encode("ascii", "replace").decode()
     end = end.encode("ascii", "replace").decode()
-    text = text[: MAX_TEXT - len(end) - 2 * _MARK_BYTES - 3].rstrip() + end
-    return f"{text} ({_mark(node, text)})"
+    return _marked(node, text, end, since_s)
 
 
 def reason_with_remedy(node: FleetNode, remedy: str) -> str:
@@ -104,8 +111,8 @@ def reason_with_remedy(node: FleetNode, remedy: str) -> str:
     before = node.reason.rpartition(" (")[0]
     end = f"; {remedy} is due{VALIDATE if _needs_validation(node) else ''}"
     text = _DUE.sub("", before).removesuffix(VALIDATE)
-    text = text[: MAX_TEXT - len(end) - 2 * _MARK_BYTES - 3].rstrip() + end
-    return f"{text} ({_mark(node.name, text)})" if text != before else ""
+    reason = _marked(node.name, text, end, drained_since_s(node))
+    return reason if reason.rpartition(" (")[0] != before else ""
 
 
 def _waits_for_person(node: FleetNode) -> bool:
@@ -114,8 +121,17 @@ def _waits_for_person(node: FleetNode) -> bool:
 
 def is_own(node: FleetNode) -> bool:
     """We have drained it, and nobody has changed the reason since."""
-    text, _, mark = node.reason.rpartition(" (")
-    return node.drains and text.startswith(PREFIX) and mark == f"{_mark(node.name, text)})"
+    text, _, end = node.reason.rpartition(" (")
+    mark = _MARK.fullmatch(end)
+    if mark is None or not (node.drains and text.startswith(PREFIX)):
+        return False
+    return mark[1] == _digest(node.name, text, mark[2] or "")
+
+
+def drained_since_s(node: FleetNode) -> int:
+    """Unix time of the drain, by our reason where that was written anew; 0: not known."""
+    mark = _MARK.fullmatch(node.reason.rpartition(" (")[2]) if is_own(node) else None
+    return int(mark[2]) if mark is not None and mark[2] else node.since_s
 
 
 def _needs_validation(node: FleetNode) -> bool:
@@ -137,8 +153,17 @@ def _check_of(node: FleetNode) -> str:
     return node.reason.removeprefix(PREFIX).partition(" ")[0].rstrip(":")
 
 
-def _mark(node: str, text: str) -> str:
-    return hashlib.blake2b(f"{node}\0{text}".encode(), digest_size=_MARK_BYTES).hexdigest()
+def _marked(node: str, text: str, end: str, since_s: int) -> str:
+    """The reason, of which `text` is cut to what Slurm's answers have room for."""
+    since = str(since_s) if since_s else ""
+    told = f" since {since}" if since else ""
+    text = text[: MAX_TEXT - len(end) - 2 * _MARK_BYTES - 3 - len(told)].rstrip() + end
+    return f"{text} ({_digest(node, text, since)}{told})"
+
+
+def _digest(node: str, text: str, since: str) -> str:
+    said = f"{node}\0{text}" + (f"\0{since}" if since else "")
+    return hashlib.blake2b(said.encode(), digest_size=_MARK_BYTES).hexdigest()
 
 
 # --- the breaker ---
@@ -152,7 +177,7 @@ def _most_of(fleet: Mapping[str, FleetNode], partition: str, share: float) -> in
 def _own_of(fleet: Mapping[str, FleetNode], partition: str, most: int) -> list[str]:
     """Names, the first one that was drained first, without the first `most` of those that wait for a person."""
     own = [node for node in fleet.values() if partition in node.partitions and is_own(node)]
-    own.sort(key=lambda node: (node.since_s, node.name))
+    own.sort(key=lambda node: (drained_since_s(node), node.name))
     waiting = {node.name for node in [one for one in own if _waits_for_person(one)][:most]}
     return [node.name for node in own if node.name not in waiting]
 
@@ -195,7 +220,8 @@ def decide(
         return Decision(f"{_told(fault)}; {held}", undrain=node.drains, held=True)
     event = _event_of(evidence.faults, busy=node.busy)
     if not node.drains or (event is not None and not _needs_validation(node)):
-        return Decision(_told(fault), drain=drain_reason(name, fault, event if event is not fault else None))
+        beside, since_s = event if event is not fault else None, drained_since_s(node) if node.drains else 0
+        return Decision(_told(fault), drain=drain_reason(name, fault, beside, since_s=since_s))
     if evidence.remedy and (reason := reason_with_remedy(node, evidence.remedy)):
         return Decision(f"{_told(fault)}; {evidence.remedy} is due", drain=reason)
     if held:
@@ -221,11 +247,12 @@ def _without_fault(
         return Decision("its checks and validators pass: it serves again", undrain=True)
     if evidence.repair:
         return Decision(f"drained by ff; its checks pass, but {evidence.repair}")
-    if _needs_validation(node):
-        return Decision("drained by ff; its checks pass, but what happened stays: run `ff health slurm resume` on it")
-    waits_s = _back_off_s(record, limits, now_s) - max(0, now_s - node.since_s)
+    waits_s = _back_off_s(record, limits, now_s) - max(0, now_s - drained_since_s(node))
     if waits_s > 0:
         return Decision(f"drained by ff; its checks pass, it stays out for {waits_s} s as it was drained before")
+    if _needs_validation(node) or limits.validates:
+        words = "drained by ff; its checks pass, and it is to be validated: run `ff health slurm validate` on it"
+        return Decision(words, validate=True)
     return Decision("its checks pass: it serves again", undrain=True)
 
 

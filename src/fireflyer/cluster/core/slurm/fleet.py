@@ -57,7 +57,8 @@ class FleetNode(msgspec.Struct, frozen=True, kw_only=True):
     """Processors of it are allocated to jobs."""
     reason: str = ""
     since_s: int = 0
-    """Unix time when the reason was set; 0: not known."""
+    """Unix time when the reason was set, also of one that says more than before (`drains.drained_since_s`); 0: not
+    known."""
 
     @property
     def drains(self) -> bool:

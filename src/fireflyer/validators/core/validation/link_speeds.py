@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from fireflyer.validators.core.validation.records import MIN_PEERS, NORMAL_DEVIATIONS, Tolerance
 
-__all__ = ["Pair", "SlowLink", "slow_links"]
+__all__ = ["Pair", "SlowLink", "least_speed", "slow_links"]
 
 Pair = tuple[str, str]
 _BLAMED_SHARE: Final = 0.5
@@ -26,15 +26,27 @@ class SlowLink(NamedTuple):
     measured: int
 
 
-def slow_links(speeds: Mapping[Pair, float], tolerance: Tolerance | None = None) -> Sequence[SlowLink]:
-    """Nodes and pairs at fault, by name; `speeds`: bytes per second of the links below one leaf. A link is slow that
-    lies below the usual speed by the share and the deviations of `tolerance`. A node is blamed for more than half of
-    its links, of two or more: a bad cable slows all links of its node, and one link of each other node."""
+def least_speed(speeds: Mapping[Pair, float], tolerance: Tolerance | None = None) -> float:
+    """What is below it is slow: the usual speed without the share or the deviations of `tolerance`. 0: too few links to
+    say."""
     limits = tolerance if tolerance is not None else Tolerance()
     if len(speeds) < MIN_PEERS:
-        return []
+        return 0.0
     usual, deviation = _usual(speeds)
-    least = usual - max(limits.share * usual, limits.deviations * deviation)
+    return usual - max(limits.share * usual, limits.deviations * deviation)
+
+
+def slow_links(
+    speeds: Mapping[Pair, float], tolerance: Tolerance | None = None, *, first: Mapping[Pair, float] | None = None
+) -> Sequence[SlowLink]:
+    """Nodes and pairs at fault, by name; `speeds`: bytes per second of the links below one leaf. A node is blamed for
+    more than half of its links, of two or more: a bad cable slows all links of its node, and one link of each other
+    node. `first`: the speeds that say what is usual, where some of `speeds` were measured again."""
+    usual_of = first if first is not None else speeds
+    least = least_speed(usual_of, tolerance)
+    if not least:
+        return []
+    usual, _ = _usual(usual_of)
     slow = {pair: speed for pair, speed in speeds.items() if speed < least}
     found = []
     blamed = set()

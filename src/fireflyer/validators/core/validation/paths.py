@@ -22,11 +22,20 @@ class CpuSet(NamedTuple):
     name: str
     cpus: tuple[int, ...]
     """One of each core, ascending."""
+    node: int | None = None
+    """The NUMA node of that memory; None: there is one, and nothing to choose."""
 
 
 def numa_sets(machine: Machine) -> list[CpuSet]:
-    """One for each NUMA node of which this process may use a processor; at least one."""
-    found = _sets(machine, [(f"numa{node.node}", node.cpus) for node in machine.numa_nodes])
+    """One for each NUMA node of which this process may use a processor and memory; at least one. Without memory of its
+    own a node gets that of another, and its paths would have the wrong name."""
+    own = [node for node in machine.numa_nodes if node.memory_bytes > 0 and node.node in machine.allowed_nodes]
+    nodes = own or list(machine.numa_nodes)  # of which sysfs tells no memory
+    found = [
+        CpuSet(f"numa{node.node}", cpus, node.node if len(nodes) > 1 else None)
+        for node in nodes
+        if (cpus := _one_of_each_core(machine, node.cpus))
+    ]
     everything = CpuSet(f"numa{machine.numa_nodes[0].node}", _one_of_each_core(machine, machine.cpus))
     return found[:MAX_SETS] or [everything]
 
@@ -35,13 +44,17 @@ def cpu_sets(machine: Machine) -> list[CpuSet]:
     """Those of the NUMA nodes; where there is one, a set for each last-level cache, which has its own way to the
     memory, or for each socket."""
     numa = numa_sets(machine)
-    caches = _sets(machine, [(f"cache{number}", group) for number, group in enumerate(machine.l3_groups)])
-    packages = _sets(machine, [(f"package{number}", group) for number, group in enumerate(machine.packages)])
+    caches = _sets(machine, "cache", machine.l3_groups, numa[0].node)
+    packages = _sets(machine, "package", machine.packages, numa[0].node)
     return next((found for found in (numa, caches, packages) if 1 < len(found) <= MAX_SETS), numa)
 
 
-def _sets(machine: Machine, groups: Sequence[tuple[str, Sequence[int]]]) -> list[CpuSet]:
-    return [CpuSet(name, cpus) for name, group in groups if (cpus := _one_of_each_core(machine, group))]
+def _sets(machine: Machine, name: str, groups: Sequence[Sequence[int]], node: int | None) -> list[CpuSet]:
+    return [
+        CpuSet(f"{name}{number}", cpus, node)
+        for number, group in enumerate(groups)
+        if (cpus := _one_of_each_core(machine, group))
+    ]
 
 
 def _one_of_each_core(machine: Machine, group: Sequence[int]) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -23,10 +23,14 @@ __all__ = [
     "Found",
     "NodeRecord",
     "Tolerance",
+    "Usual",
     "compare_digests",
     "compare_figures",
+    "counted_value",
     "deviations_for",
+    "low_findings",
     "peers_of",
+    "usual_figures",
 ]
 
 MAX_RECORDS: Final = 100_000
@@ -49,6 +53,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     validator: str
     figures: dict[str, float] = {}
     """What was measured; the larger the better. The end of a name is the unit."""
+    measured: dict[str, tuple[float, ...]] = {}
+    """All measurements of figures that were low at first; of these `figures` has the value that counts."""
     digests: dict[str, str] = {}
     """Of results that are the same bits on every node."""
     faults: tuple[Finding, ...] = ()
@@ -75,6 +81,17 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
     absolute deviation, which a few slow peers do not move, more where `deviations_for` asks for more, ..."""
     share: float = 0.05
     """... and at least this share below it: peers that are nearly equal have nearly no deviation."""
+
+
+class Usual(NamedTuple):
+    """Of a figure, by its peers."""
+
+    median: float
+    deviation: float
+    """Estimated standard deviation."""
+    peers: int
+    least: float
+    """What is below it is too low."""
 
 
 def peers_of(record: NodeRecord, records: Sequence[NodeRecord]) -> list[NodeRecord]:
@@ -116,28 +133,64 @@ def _student(freedom: float, beyond: float) -> float:
     return math.sqrt(freedom) / math.tan(low)
 
 
-def compare_figures(
+def usual_figures(
     record: NodeRecord, peers: Sequence[NodeRecord], tolerance: Tolerance | None = None, *, figures: int = 0
-) -> Iterator[Finding]:
-    """A finding for each figure that is too low: which, by how much, against how many peers. `peers`: one record of
-    each node. `figures`: how many are compared of this node, where `record` has a part of them."""
+) -> dict[str, Usual]:
+    """Of each figure of `record` that enough peers have, by name. `peers`: one record of each node. `figures`: how many
+    are compared of this node, where `record` has a part of them."""
     limits = tolerance if tolerance is not None else Tolerance()
-    for name, value in sorted(record.figures.items()):
+    found = {}
+    for name in sorted(record.figures):
         values = [peer.figures[name] for peer in peers if name in peer.figures]
         if len(values) < (MIN_PEERS_OF_PATHS if is_path(name) else MIN_PEERS):
             continue
         median = statistics.median(values)
-        deviation = NORMAL_DEVIATIONS * statistics.median(abs(one - median) for one in values)
-        below = median - value
-        if median <= 0 or below <= limits.share * median or below <= limits.deviations * deviation:
+        if median <= 0:
             continue
-        if below > deviations_for(max(figures, len(record.figures)), len(values)) * deviation:
-            many = "" if not deviation else f", {_rounded(below / deviation)} deviations"
-            words = (
-                f"{name} is {_rounded(value)}, {below / median:.1%} below the median of {len(values)} peers, "
-                f"{_rounded(median)}{many}"
-            )
+        deviation = NORMAL_DEVIATIONS * statistics.median(abs(one - median) for one in values)
+        deviations = max(limits.deviations, deviations_for(max(figures, len(record.figures)), len(values)))
+        least = median - max(limits.share * median, deviations * deviation)
+        found[name] = Usual(median, deviation, len(values), least)
+    return found
+
+
+def compare_figures(
+    record: NodeRecord, peers: Sequence[NodeRecord], tolerance: Tolerance | None = None, *, figures: int = 0,
+    measured: Mapping[str, Sequence[float]] | None = None,
+) -> Iterator[Finding]:  # fmt: skip
+    """A finding for each figure that is too low: which, by how much, against how many peers. `peers`, `figures`: as for
+    `usual_figures`; `measured`: as for `low_findings`."""
+    return low_findings(record.figures, usual_figures(record, peers, tolerance, figures=figures), measured)
+
+
+def low_findings(
+    figures: Mapping[str, float], usual: Mapping[str, Usual], measured: Mapping[str, Sequence[float]] | None = None
+) -> Iterator[Finding]:
+    """`measured`: all measurements of figures that were low at first (`core.validation.repetition`); one that was not
+    measured again is a warning. None: each figure counts as it is."""
+    for name, one in usual.items():
+        values = (measured or {}).get(name, (figures[name],))
+        value = counted_value(values)
+        if value >= one.least:
+            continue
+        below = one.median - value
+        words = (
+            f"{name} is {_rounded(value)}, {below / one.median:.1%} below the median of {one.peers} peers, "
+            f"{_rounded(one.median)}"
+        )
+        words += f", {_rounded(below / one.deviation)} deviations" if one.deviation else ""
+        if measured is None:
             yield Finding(severity="low", cause=name[:64], words=words)
+        elif len(values) == 1:
+            yield Finding(severity="warn", cause=name[:64], words=f"{words}; it could not be measured again")
+        else:
+            words += f"; {sum(value < one.least for value in values)} of {len(values)} measurements are too low"
+            yield Finding(severity="low", cause=name[:64], words=words)
+
+
+def counted_value(values: Sequence[float]) -> float:
+    """Of a figure's measurements: the median, the larger of two. It is low where most of them are, both of two."""
+    return statistics.median_high(values)
 
 
 def compare_digests(record: NodeRecord, peers: Sequence[NodeRecord]) -> Iterator[Finding]:

@@ -1,0 +1,106 @@
+"""`ff health slurm validate`: validates this node, where its return waits for nothing else.
+
+    round ──> drained by ff, idle, well, no remedy due? ──> validators ──┬─> in order: as `resume`
+                                                                         └─> a fault: in the reason, the next remedy
+
+Slurm starts no job on a drained node, and ends its HealthCheckProgram after a minute: so a timer of the node runs this.
+Rounds of the checks go on meanwhile; what they find is found before the node serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.health_event import SEVERITIES, HealthEvent
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.units import SECOND
+from fireflyer.cli.health.slurm_log import SlurmLog
+from fireflyer.cli.health.slurm_memory import DIRECTORY
+from fireflyer.cli.health.slurm_node import NodeOfSlurm
+from fireflyer.cluster.agent.health import validation_event
+from fireflyer.cluster.agent.health_program import Printed, run_health_program
+from fireflyer.cluster.schema.sync import SHIPPED_VALIDATE, VALIDATION
+
+__all__ = ["as_happened", "validate_node"]
+
+_PROGRAM: Final = (SHIPPED_VALIDATE, "--time", "1m")
+_LIMIT_NS: Final = 2 * 3600 * SECOND
+"""Of the validators: what goes on then hangs."""
+_LOCK: Final = "validate.lock"
+_FAULT: Final = 2
+
+
+def validate_node(looking: Callable[[], NodeOfSlurm], program: tuple[str, ...], state: str, log: SlurmLog) -> int:
+    """The exit code: 0, there was nothing to validate, or the node serves again; 1, it came to no result; 2, a fault.
+    `looking` makes what looks at the node, from now. Raises `FireflyerError`."""
+    program = program or _PROGRAM
+    if not looking().look("validate").validate:
+        return 0
+    with _alone(os.path.join(state, DIRECTORY)) as alone:
+        if not alone:
+            log.say("another `ff health slurm validate` is validating this node")
+            return 0
+        log.say(f"{' '.join(program)} validates this node")
+        printed = asyncio.run(run_health_program(program, _LIMIT_NS, state))
+    event = _event_of(printed, program)
+    if event.could_not_run:
+        log.fail(f"this node could not be validated, and stays drained: {event.words}")
+        return 1
+    if event.severity in ("ok", "warn"):
+        log.say(f"this node was validated: {event.words}")
+        return 0 if looking().look("resume").undrain else 1
+    looking().look("check", beside=(event,))
+    return _FAULT
+
+
+def _event_of(printed: Printed, program: tuple[str, ...]) -> HealthEvent:
+    """With the part and cause of a fault, by which it has a remedy, where the program says them."""
+    event = validation_event(printed, program[0])
+    if event.severity != "high":
+        return event
+    worst = max(_told(printed), key=lambda one: SEVERITIES.index(one.severity), default=event)
+    return as_happened(worst if worst.severity in ("low", "high") else event)
+
+
+def as_happened(fault: HealthEvent) -> HealthEvent:
+    """What validators have found, as a fault for which a node is drained: no check that passes takes it back."""
+    words = fault.words if fault.check == VALIDATION else f"{fault.check}: {fault.words}"
+    return msgspec.structs.replace(
+        fault, check=VALIDATION, words=words[:400], at_once=True, once=True, user_made=False, could_not_run=False
+    )
+
+
+def _told(printed: Printed) -> Iterator[HealthEvent]:
+    for line in printed.lines:
+        with contextlib.suppress(*DECODE_ERRORS):
+            yield msgspec.json.decode(line, type=HealthEvent)
+
+
+@contextlib.contextmanager
+def _alone(directory: str) -> Iterator[bool]:
+    """Raises `FireflyerError`."""
+    path = os.path.join(directory, _LOCK)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise translate_os_error(error, f"lock {path}") from error
+    try:
+        yield _locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""What `ff validate nodes`, `links` and `slurm` share: their options, the lock of the records, what they print."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from fireflyer.base.errors import Busy, UsageError
+from fireflyer.base.units import SECOND
+from fireflyer.cli.numbers import Duration
+
+if TYPE_CHECKING:
+    from fireflyer.base.health_event import HealthEvent
+    from fireflyer.validators.cluster_tasks import Ended, Job
+    from fireflyer.validators.core.validation.node_measurements import NodeMeasurements
+    from fireflyer.validators.core.validation.reports import NodeReport
+
+__all__ = [
+    "MAX_REASON", "SLACK_NS", "at_fault", "check_names", "common", "held", "measure", "say", "shown", "told",
+    "worst_of",
+]  # fmt: skip
+
+MAX_REASON: Final = 300
+SLACK_NS: Final = 300 * SECOND
+"""Of a task, for its start and for what takes longer than it was told."""
+_FAULT, _WARNING, _NOT_RUN = 2, 1, 3
+
+
+def common(function: Callable[..., object]) -> Callable[..., object]:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object for each event."),
+        click.option("--wait", "limit", type=Duration(), default="1h", show_default=True,
+                     help="How long a node that is busy is waited for."),
+        click.option("--at-once", type=click.IntRange(1), default=None, metavar="N",
+                     help="Nodes under validation at a time.  [default: a twentieth of them, at least one]"),
+        click.option("--node", "names", metavar="NAME", multiple=True, help="Only this node; may be repeated."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def check_names(only: Sequence[str]) -> None:
+    """Raises `UsageError`."""
+    from fireflyer.validators.stress import run
+
+    for name in only:
+        if name not in ("links", *run.VALIDATORS):
+            raise UsageError(f"no validator {name!r}; validators are links, {', '.join(run.VALIDATORS)}")
+
+
+def held(records: str) -> IO[bytes]:
+    """The lock of a command of the file of records, which can be written to: no other such command uses the file, as
+    what must be apart is known within one alone. The lock is beside the file, which is replaced when it is compacted.
+    Raises `FireflyerError`."""
+    from fireflyer.base.os_errors import translate_os_error
+
+    try:
+        with open(records, "ab"):
+            pass
+        file = open(f"{records}.lock", "ab")  # noqa: SIM115 - the caller closes it
+    except OSError as error:
+        raise translate_os_error(error, f"open {records}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise Busy(f"another `ff validate nodes` uses {records}; wait for its end, or give another --records") from None
+    return file
+
+
+def say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def measure(
+    run: Callable[[Sequence[Job]], Iterator[Ended[NodeReport]]], jobs: Sequence[Job],
+    again: Callable[[str, list[str]], Job], measured: NodeMeasurements, ended: list[Ended[NodeReport]],
+) -> None:  # fmt: skip
+    """All jobs, then those that measure low figures of their nodes once or twice more. `again`: the job of a node that
+    runs validators of these names. `measured` and `ended` have what there is, also where this is interrupted."""
+    from fireflyer.validators.core.validation.repetition import MEASUREMENTS
+
+    for one in run(jobs):
+        ended.append(one)
+        measured.first(one.job.nodes[0], one.report, time.time_ns())
+    for _ in range(MEASUREMENTS - 1):
+        for one in run([again(node, names) for node, names in measured.to_repeat().items()]):
+            measured.again(one.job.nodes[0], one.report)
+
+
+def told(
+    measured: NodeMeasurements, ended: Sequence[Ended[NodeReport]], records: str, *, as_json: bool
+) -> tuple[int, dict[str, list[HealthEvent]]]:
+    """The exit code, and the events of each node; records of nodes that are in order are appended. Raises
+    `FireflyerError`."""
+    from fireflyer.validators.stress.record_file import append_record
+
+    found = measured.events()
+    code = shown(found, ended, as_json=as_json)
+    for record in measured.records():
+        if not at_fault(found[record.node]):
+            append_record(records, record)
+    return code, found
+
+
+def at_fault(events: Sequence[HealthEvent]) -> bool:
+    return any(event.severity in ("low", "high") and not event.could_not_run for event in events)
+
+
+def shown(found: dict[str, list[HealthEvent]], ended: Sequence[Ended[Any]], *, as_json: bool) -> int:
+    """The exit code."""
+    missing = [one for one in ended if one.report is None]
+    for name, events in sorted(found.items()):
+        telling = [event for event in events if event.severity != "ok"]
+        if as_json:
+            for event in events:
+                click.echo(msgspec.json.encode({"nodes": name.split(), **msgspec.to_builtins(event)}))
+        elif not telling:
+            alone = events[0].words if len(events) == 1 else f"{len(events)} validations"
+            click.echo(f"{name}: in order, {alone}")
+        for event in () if as_json else telling:
+            click.echo(f"{name}: {event.severity}: {event.check}: {event.words}")
+    for one in missing:
+        click.echo(f"{' '.join(one.job.nodes)}: not validated: {one.why_not}", err=True)
+    if any(at_fault(events) for events in found.values()):
+        return _FAULT
+    if missing:
+        return _NOT_RUN
+    return _WARNING if any(event.severity == "warn" for events in found.values() for event in events) else 0
+
+
+def worst_of(events: Sequence[HealthEvent]) -> HealthEvent:
+    return max(events, key=lambda event: ("ok", "warn", "low", "high").index(event.severity))

@@ -1,0 +1,88 @@
+"""Nodes of a cluster that were validated beside each other: which figures have to be measured again, and what is wrong
+with which node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.validators.core.checks.health_round import as_event
+from fireflyer.validators.core.checks.settings import CheckSettings
+from fireflyer.validators.core.validation.records import (
+    NodeRecord,
+    Usual,
+    compare_digests,
+    low_findings,
+    peers_of,
+    usual_figures,
+)
+from fireflyer.validators.core.validation.repetition import LowFigures, validators_of
+from fireflyer.validators.core.validation.reports import NodeReport
+
+__all__ = ["NodeMeasurements"]
+
+CHECK = "validation"
+
+
+class NodeMeasurements:
+    """`first` for each node, then `to_repeat` and `again` a few times, then `events` and `records`. Nodes are compared
+    with what their peers measured first: so a figure that was not low stays so."""
+
+    def __init__(self, known: Sequence[NodeRecord]) -> None:
+        """`known`: records of earlier days, also of other nodes."""
+        self._known = known
+        self._records: dict[str, NodeRecord] = {}
+        self._events: dict[str, list[HealthEvent]] = {}
+        self._peers: dict[str, list[NodeRecord]] = {}
+        self._usual: dict[str, dict[str, Usual]] = {}
+        self._low: dict[str, LowFigures[str]] = {}
+
+    def first(self, node: str, report: NodeReport | None, now_ns: int) -> None:
+        """`node`: the platform's name of it. `now_ns`: of this machine, as clocks of nodes may be what is at fault."""
+        if report is not None:
+            self._records[node] = msgspec.structs.replace(report.record, node=node, seen_ns=now_ns)
+            self._events[node] = list(report.events)
+
+    def to_repeat(self) -> dict[str, list[str]]:
+        """Validators by node, that measure its low figures; once all have been measured first."""
+        self._compare()
+        found = {node: validators_of(low.undecided) for node, low in self._low.items()}
+        return {node: names for node, names in found.items() if names}
+
+    def again(self, node: str, report: NodeReport | None) -> None:
+        """Faults that come up meanwhile count as well."""
+        if report is not None:
+            self._low[node].add(report.record.figures)
+            self._events[node] += [event for event in report.events if event.severity != "ok"]
+
+    def events(self) -> dict[str, list[HealthEvent]]:
+        """By node: what the validators have found, and what is wrong beside its peers."""
+        self._compare()
+        found = {}
+        for node, record in self._records.items():
+            low = low_findings(record.figures, self._usual[node], self._low[node].measured)
+            beside = [*low, *compare_digests(record, self._peers[node])]
+            events = [as_event(CHECK, one, CheckSettings(), record.seen_ns) for one in beside]
+            found[node] = [*self._events[node], *events]
+        return found
+
+    def records(self) -> list[NodeRecord]:
+        """With the figures that count; without nodes that have a low figure which could not be measured again: they
+        stay due."""
+        self._compare()
+        return [
+            msgspec.structs.replace(record, figures=record.figures | self._low[node].counted)
+            for node, record in self._records.items()
+            if not self._low[node].measured_once
+        ]
+
+    def _compare(self) -> None:
+        """Each node once, though it is asked for again and again: a thousand nodes take a minute."""
+        for node, record in self._records.items():
+            if node not in self._low:
+                self._peers[node] = peers_of(record, [*self._known, *self._records.values()])
+                self._usual[node] = usual_figures(record, self._peers[node])
+                least = {name: one.least for name, one in self._usual[node].items()}
+                self._low[node] = LowFigures(record.figures, least)

@@ -1,0 +1,130 @@
+"""`ff health slurm validate`: a drained node of Slurm is validated by itself, serves again, or has its next remedy."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.unit.cli.test_health_slurm import RAID, XID, Capture, Slurm, cluster, kept, node, shown, slurm
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.core.slurm.drains import drain_reason
+
+__all__ = ["cluster", "node"]  # fixtures
+
+SLOW = HealthEvent(
+    check="cpu_stress", severity="low", cause="cpu_gemm_flop_per_s", words="80 % below its peers", seen_ns=1
+)
+WELL = HealthEvent(check="memory", severity="ok", words="as written", seen_ns=1)
+
+
+def drained(cluster: Slurm, fault: HealthEvent = XID) -> None:
+    cluster.set(state="drained", shown="IDLE+DRAIN", reason=drain_reason("me", fault))
+
+
+def validates(node: Path, *events: HealthEvent, code: int) -> int:
+    """The exit code, of validators that print these events and end with `code`."""
+    (node / "said.jsonl").write_text("".join(f"{msgspec.json.encode(event).decode()}\n" for event in events))
+    program = node / "validators.sh"
+    program.write_text(f"#!/bin/sh\necho run >> {node}/validated\n/bin/cat {node}/said.jsonl\nexit {code}\n")
+    program.chmod(0o755)
+    return slurm(node, "validate", "--", str(program))
+
+
+def ran(node: Path) -> bool:
+    """Since it was asked before."""
+    path = node / "validated"
+    found = path.exists()
+    path.unlink(missing_ok=True)
+    return found
+
+
+@pytest.mark.parametrize("fault", [XID, RAID])
+def test_a_node_whose_checks_and_validators_pass_serves_again(
+    node: Path, cluster: Slurm, capsys: Capture, fault: HealthEvent
+) -> None:
+    drained(cluster, fault)
+    assert slurm(node, "check", "--needs-validation") == 0
+    assert "it is to be validated: run `ff health slurm validate` on it" in capsys.readouterr().out
+    assert validates(node, WELL, code=0) == 0
+    assert ran(node)
+    assert cluster.told() == ["scontrol update NodeName=me State=UNDRAIN"]
+    assert "probation" in shown(node, capsys)
+
+
+def test_a_node_that_fails_its_validation_stays_with_its_figure_and_the_next_remedy(
+    node: Path, cluster: Slurm, capsys: Capture
+) -> None:
+    drained(cluster, RAID)
+    assert validates(node, WELL, SLOW, code=2) == 2
+    assert ran(node)
+    assert not [one for one in cluster.told() if "UNDRAIN" in one]
+    assert cluster.reason.startswith("ff: validation: cpu_stress: 80 % below its peers; validate it (")
+    assert kept(node).pending == (), "Slurm has it"
+    assert slurm(node, "check") == 0
+    assert "; reboot is due; validate it (" in cluster.reason
+    assert "cpu_stress: 80 % below its peers" in shown(node, capsys)
+    assert validates(node, WELL, code=0) == 0
+    assert not ran(node), "its remedy comes first"
+    assert slurm(node, "repair", "reboot") == 0
+    assert validates(node, WELL, code=0) == 0
+    assert ran(node)
+    assert cluster.reason == "none"
+
+
+def test_wrong_results_have_the_remedy_of_wrong_results(node: Path, cluster: Slurm, capsys: Capture) -> None:
+    drained(cluster, RAID)
+    wrong = msgspec.structs.replace(SLOW, severity="high", cause="wrong_result", words="1 of 9 is wrong")
+    assert validates(node, SLOW, wrong, code=2) == 2
+    assert "field diagnosis is due" in shown(node, capsys)
+
+
+@pytest.mark.parametrize("code", [1, 3, 127])
+def test_validators_that_come_to_no_result_let_no_node_serve(
+    node: Path, cluster: Slurm, capsys: Capture, code: int
+) -> None:
+    drained(cluster)
+    assert validates(node, WELL, code=code) == 1
+    assert "this node could not be validated, and stays drained: " in capsys.readouterr().err
+    assert cluster.told() == []
+
+
+def test_nodes_that_wait_for_something_else_are_not_validated(node: Path, cluster: Slurm) -> None:
+    assert validates(node, code=0) == 0, "it serves"
+    cluster.set(state="drained", shown="IDLE+DRAIN", reason="bob looks at it")
+    assert validates(node, code=0) == 0
+    drained(cluster)
+    cluster.set(used="4")
+    assert validates(node, code=0) == 0, "a job is there"
+    cluster.set(used="0")
+    (node / "broken").touch()
+    assert validates(node, code=0) == 0, "its checks fail"
+    assert not ran(node)
+    assert not [one for one in cluster.told() if "UNDRAIN" in one]
+
+
+def test_checks_that_fail_after_the_validators_keep_the_node_out(node: Path, cluster: Slurm) -> None:
+    drained(cluster)
+    broken = node / "breaks.sh"
+    broken.write_text(f"#!/bin/sh\necho > {node}/broken\n")
+    broken.chmod(0o755)
+    assert slurm(node, "validate", "--", str(broken)) == 1
+    assert not [one for one in cluster.told() if "UNDRAIN" in one]
+
+
+def test_without_that_option_checks_that_pass_are_enough(node: Path, cluster: Slurm) -> None:
+    drained(cluster, RAID)
+    assert slurm(node, "check") == 0
+    assert cluster.told() == ["scontrol update NodeName=me State=UNDRAIN"]
+
+
+def test_two_timers_validate_a_node_once(node: Path, cluster: Slurm, capsys: Capture) -> None:
+    drained(cluster)
+    assert slurm(node, "check") == 0
+    with open(node / "state" / "slurm" / "validate.lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert validates(node, code=0) == 0
+    assert not ran(node)
+    assert "another `ff health slurm validate` is validating this node" in capsys.readouterr().out
