@@ -18,8 +18,9 @@ from fireflyer.codesign.model import ModelShape, count_parameters
 from fireflyer.codesign.parallel import NodeModel, ParallelPlan, StepEstimate, estimate_step, refusals
 from fireflyer.netsim import Settings, first_rates, pattern_transfers
 from fireflyer.planning.amounts import Amount, amount_of
-from fireflyer.planning.costs import CableBill, Ownership, bill_of, break_even_hours, cost_of_ownership, price_bill
+from fireflyer.planning.costs import CableBill, Ownership
 from fireflyer.planning.network_file import NetworkFile
+from fireflyer.planning.networks import network_costs
 from fireflyer.planning.prices import PriceList, SourcedValue
 from fireflyer.planning.step_traffic import SimulatedStep, checkpoint_load, simulate_step, transfers_of
 from fireflyer.planning.traffic import MAX_STORAGE_NODES, nodes_of_kind
@@ -351,27 +352,26 @@ def _checkpoint(
 def _cost(
     given: ClusterPlan, network: NetworkFile, fabric: Fabric, prices: PriceList, plan: ParallelPlan, days: Amount
 ) -> CostAnswer:
-    kinds = [group.kind for group in fabric.groups]
-    pieces = bill_of(fabric, with_nodes=True, frame_switch=network.frame_switch, metres=network.metres)
-    bill = price_bill(pieces, prices, kinds)
-    own = cost_of_ownership(bill, prices)
-    if own.per_gpu_hour is None:
+    rented = given.rent_per_gpu_hour
+    costs = network_costs(
+        network, fabric, prices, with_nodes=True, rent_per_gpu_hour=None if rented is None else rented.amount
+    )
+    own, rent = costs.ownership, costs.rent_per_gpu_hour
+    if own.per_gpu_hour is None or costs.node_watts is None:
         raise UsageError(f"the prices say of no node how many GPUs it has; add nodes.{given.gpu_kind}.gpus = 8")
     hours = days.times(plan.world_size * DAY_S / HOUR_S)
     run = own.per_gpu_hour.times(hours)
-    rented = given.rent_per_gpu_hour or prices.rent_per_gpu_hour
-    rent = None if rented is None else rented.amount
     return CostAnswer(
-        currency=prices.currency,
-        network=bill.price("switch", "cable"),
-        network_watts=bill.watts("switch", "cable"),
-        cables=bill.cables(prices),
-        node_watts=bill.watts("node"),
+        currency=costs.currency,
+        network=costs.network,
+        network_watts=costs.network_watts,
+        cables=costs.cables,
+        node_watts=costs.node_watts,
         ownership=own,
         run=run,
         million_tokens=run.times(1e6 / given.training.tokens),
         rented_run=None if rent is None else rent.times(hours),
-        owning_is_cheaper_after_hours=None if rent is None else break_even_hours(bill, prices, rent),
+        owning_is_cheaper_after_hours=costs.owning_is_cheaper_after_hours,
     )
 
 
