@@ -102,7 +102,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds are those of the failure rate."""
+    """Failures of the run, and the time that is left to it; bounds are those of the failure rate."""
 
     mttf_s: Amount
     period_s: Amount
@@ -118,6 +118,8 @@ class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Size of a checkpoint, and how fast storage takes it."""
+
     size_bytes: float
     write_bytes_per_s: float
     """Of all storage nodes, before replication; or of the nodes of the run, which is slower then."""
@@ -128,6 +130,8 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost of the cluster, with its nodes, and of the run on it."""
+
     currency: str
     network: Amount
     network_watts: Amount

@@ -85,7 +85,7 @@ def test_the_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     exec(networks, found)
     costs, structure = found["costs"], found["structure"]
     said = capsys.readouterr().out
-    assert said.startswith("33 216 (CutLinks(below='gpu0', above='leaf0', links=1),)\nUSD: network ")
+    assert said.startswith("33 220 (CutLinks(below='gpu0', above='leaf0', links=1),)\nUSD: network ")
     assert said.endswith("\none zone: 13.1 endpoints of a switch\ntwo-layer fat-tree: 21.3 endpoints of a switch\n")
     shown = printed(capsys, "network", "network.toml", "--prices", "prices.toml", "--nodes")
     assert shown["switches"]["all"] == structure.switches
