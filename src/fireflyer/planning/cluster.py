@@ -356,10 +356,8 @@ def _checkpoint(
 def _cost(
     given: ClusterPlan, network: NetworkFile, fabric: Fabric, prices: PriceList, plan: ParallelPlan, days: Amount
 ) -> CostAnswer:
-    rented = given.rent_per_gpu_hour
-    costs = network_costs(
-        network, fabric, prices, with_nodes=True, rent_per_gpu_hour=None if rented is None else rented.amount
-    )
+    rented = None if given.rent_per_gpu_hour is None else given.rent_per_gpu_hour.amount
+    costs = network_costs(network, fabric, prices, with_nodes=True, rent_per_gpu_hour=rented)
     own, rent = costs.ownership, costs.rent_per_gpu_hour
     if own.per_gpu_hour is None or costs.node_watts is None:
         raise UsageError(f"the prices say of no node how many GPUs it has; add nodes.{given.gpu_kind}.gpus = 8")
