@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fireflyer.base.ports import Disk
 
-__all__ = ["as_list", "tree_of_epyc", "tree_of_nodes", "write_tree"]
+__all__ = ["as_list", "cpu_files", "node_files", "status_files", "tree_of_epyc", "tree_of_nodes", "write_tree"]
 
 Tree = dict[str, str]
 
@@ -66,7 +66,7 @@ def status_files(cpus: Iterable[int], nodes: Iterable[int]) -> Tree:
     }
 
 
-def tree_of_epyc(*, allowed: Iterable[int] | None = None, nodes: Iterable[int] = (0, 1)) -> Tree:
+def tree_of_epyc() -> Tree:
     """Two sockets of 32 cores with two threads each (sibling = core + 64), 8 caches of 4 cores in each socket; eight
     GPUs, four near each socket, and an InfiniBand card near the second."""
     files: Tree = {"sys/devices/system/cpu/online": "0-127\n", "sys/devices/system/node/online": "0-1\n"}
@@ -102,7 +102,7 @@ def tree_of_epyc(*, allowed: Iterable[int] | None = None, nodes: Iterable[int] =
     }
     console = "sys/bus/pci/devices/0000:c3:00.0"
     files |= {f"{console}/class": "0x030000\n", f"{console}/vendor": "0x1a03\n"}
-    return files | status_files(range(128) if allowed is None else allowed, nodes)
+    return files | status_files(range(128), (0, 1))
 
 
 def tree_of_nodes(

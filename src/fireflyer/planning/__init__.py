@@ -1,15 +1,21 @@
-"""Planning of clusters: bills of materials and costs of fabrics, traffic on them, what a model needs, limits of nodes,
-published figures. Pure.
+"""Planning of clusters: sizes, costs and traffic of networks, what a model needs, limits of nodes, runs on a cluster,
+published figures. Pure, files that the package ships included: they are its data.
 
-plan_model(shape_from_config(config), ModelUse(sequence_tokens=32_768)).request_tokens_per_s["fp8"]
+given = load_network("fire-flyer-2"); fabric = given.build()
+network_structure(fabric).bisection, network_costs(given, fabric, prices).network
 traffic_rates(fabric, "permutation", queue_pairs=4).slowest_share
+plan_model(load_shape("deepseek-v3"), ModelUse(sequence_tokens=32_768)).request_tokens_per_s["fp8"]
+hfreduce_bandwidth(load_node("pcie-a100")).binding    # load_node: of codesign.parallel
 """
 
 from fireflyer.planning.amounts import Amount, amount_of
 from fireflyer.planning.cluster import (
+    CheckpointAnswer,
     CheckpointPart,
     ClusterAnswer,
     ClusterPlan,
+    CostAnswer,
+    FailureAnswer,
     StoragePart,
     TrainingPart,
     plan_cluster,
@@ -50,21 +56,58 @@ from fireflyer.planning.network_traffic import (
     simulate_traffic,
     traffic_rates,
 )
-from fireflyer.planning.node_limits import Limits, hfreduce_limits, host_memory_operations, ring_pcie_bandwidth
+from fireflyer.planning.networks import (
+    ComparedNetwork,
+    CutLinks,
+    NetworkCosts,
+    NetworkCut,
+    NetworkSize,
+    NetworkStructure,
+    compare_networks,
+    network_costs,
+    network_cut,
+    network_size,
+    network_structure,
+)
+from fireflyer.planning.node_flows import (
+    Contention,
+    NodeBandwidth,
+    NodeFlow,
+    hfreduce_bandwidth,
+    kv_contention,
+    node_fabric,
+    ring_bandwidth,
+    simulate_flows,
+)
+from fireflyer.planning.node_limits import (
+    Limits,
+    hfreduce_limits,
+    host_memory_operations,
+    pcie_bandwidth,
+    ring_pcie_bandwidth,
+)
 from fireflyer.planning.page import render_cluster
 from fireflyer.planning.prices import LengthClass, NodePrice, Price, PriceList, SourcedValue
 from fireflyer.planning.published import PublishedFigure, PublishedRow, published_figures
+from fireflyer.planning.shipped import fitted_prices, load_network, load_shape, network_names, shape_names
 from fireflyer.planning.step_traffic import SimulatedStep
+from fireflyer.planning.traffic import StorageLoad, nodes_of_kind, replica_traffic, storage_traffic
 
 __all__ = [
     "Amount",
     "BillLine",
     "CableBill",
     "CableRow",
+    "CheckpointAnswer",
     "CheckpointPart",
     "ClusterAnswer",
     "ClusterPlan",
+    "ComparedNetwork",
+    "Contention",
+    "CostAnswer",
+    "CutLinks",
     "ExpertLimits",
+    "FailureAnswer",
     "HeatMap",
     "LaneTimes",
     "LayerLoad",
@@ -74,8 +117,14 @@ __all__ = [
     "LinksFailure",
     "ModelAnswer",
     "ModelUse",
+    "NetworkCosts",
+    "NetworkCut",
     "NetworkFile",
+    "NetworkSize",
+    "NetworkStructure",
     "NetworkTraffic",
+    "NodeBandwidth",
+    "NodeFlow",
     "NodePrice",
     "Ownership",
     "PlaneFailure",
@@ -89,6 +138,7 @@ __all__ = [
     "SimulatedStep",
     "SourcedValue",
     "SpeculationGain",
+    "StorageLoad",
     "StoragePart",
     "TrafficPattern",
     "TrafficRates",
@@ -98,18 +148,37 @@ __all__ = [
     "bill_of",
     "bill_of_counts",
     "break_even_hours",
+    "compare_networks",
     "cost_of_ownership",
+    "fitted_prices",
+    "hfreduce_bandwidth",
     "hfreduce_limits",
     "host_memory_operations",
+    "kv_contention",
     "link_loads",
+    "load_network",
+    "load_shape",
+    "network_costs",
+    "network_cut",
+    "network_names",
+    "network_size",
+    "network_structure",
+    "node_fabric",
+    "nodes_of_kind",
+    "pcie_bandwidth",
     "plan_cluster",
     "plan_model",
     "price_bill",
     "published_figures",
     "render_cluster",
+    "replica_traffic",
+    "ring_bandwidth",
     "ring_of",
     "ring_pcie_bandwidth",
+    "shape_names",
+    "simulate_flows",
     "simulate_traffic",
+    "storage_traffic",
     "traffic_rates",
     "with_simulation",
 ]

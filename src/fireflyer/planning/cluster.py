@@ -18,8 +18,9 @@ from fireflyer.codesign.model import ModelShape, count_parameters
 from fireflyer.codesign.parallel import NodeModel, ParallelPlan, StepEstimate, estimate_step, refusals
 from fireflyer.netsim import Settings, first_rates, pattern_transfers
 from fireflyer.planning.amounts import Amount, amount_of
-from fireflyer.planning.costs import CableBill, Ownership, bill_of, break_even_hours, cost_of_ownership, price_bill
+from fireflyer.planning.costs import CableBill, Ownership
 from fireflyer.planning.network_file import NetworkFile
+from fireflyer.planning.networks import network_costs
 from fireflyer.planning.prices import PriceList, SourcedValue
 from fireflyer.planning.step_traffic import SimulatedStep, checkpoint_load, simulate_step, transfers_of
 from fireflyer.planning.traffic import MAX_STORAGE_NODES, nodes_of_kind
@@ -101,7 +102,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds are those of the failure rate."""
+    """Failures of the run, and the time that is left to it; bounds are those of the failure rate."""
 
     mttf_s: Amount
     period_s: Amount
@@ -117,6 +118,8 @@ class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Size of a checkpoint, and how fast storage takes it."""
+
     size_bytes: float
     write_bytes_per_s: float
     """Of all storage nodes, before replication; or of the nodes of the run, which is slower then."""
@@ -127,6 +130,8 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost of the cluster, with its nodes, and of the run on it."""
+
     currency: str
     network: Amount
     network_watts: Amount
@@ -351,27 +356,24 @@ def _checkpoint(
 def _cost(
     given: ClusterPlan, network: NetworkFile, fabric: Fabric, prices: PriceList, plan: ParallelPlan, days: Amount
 ) -> CostAnswer:
-    kinds = [group.kind for group in fabric.groups]
-    pieces = bill_of(fabric, with_nodes=True, frame_switch=network.frame_switch, metres=network.metres)
-    bill = price_bill(pieces, prices, kinds)
-    own = cost_of_ownership(bill, prices)
-    if own.per_gpu_hour is None:
+    rented = None if given.rent_per_gpu_hour is None else given.rent_per_gpu_hour.amount
+    costs = network_costs(network, fabric, prices, with_nodes=True, rent_per_gpu_hour=rented)
+    own, rent = costs.ownership, costs.rent_per_gpu_hour
+    if own.per_gpu_hour is None or costs.node_watts is None:
         raise UsageError(f"the prices say of no node how many GPUs it has; add nodes.{given.gpu_kind}.gpus = 8")
     hours = days.times(plan.world_size * DAY_S / HOUR_S)
     run = own.per_gpu_hour.times(hours)
-    rented = given.rent_per_gpu_hour or prices.rent_per_gpu_hour
-    rent = None if rented is None else rented.amount
     return CostAnswer(
-        currency=prices.currency,
-        network=bill.price("switch", "cable"),
-        network_watts=bill.watts("switch", "cable"),
-        cables=bill.cables(prices),
-        node_watts=bill.watts("node"),
+        currency=costs.currency,
+        network=costs.network,
+        network_watts=costs.network_watts,
+        cables=costs.cables,
+        node_watts=costs.node_watts,
         ownership=own,
         run=run,
         million_tokens=run.times(1e6 / given.training.tokens),
         rented_run=None if rent is None else rent.times(hours),
-        owning_is_cheaper_after_hours=None if rent is None else break_even_hours(bill, prices, rent),
+        owning_is_cheaper_after_hours=costs.owning_is_cheaper_after_hours,
     )
 
 

@@ -20,6 +20,7 @@ from fireflyer.topology.traffic import Transfer
 __all__ = [
     "Contention",
     "NodeBandwidth",
+    "NodeFlow",
     "hfreduce_bandwidth",
     "kv_contention",
     "node_fabric",
@@ -36,7 +37,7 @@ BYTES: Final = 1 << 30
 """Of the array that is added; bandwidth does not depend on it."""
 
 
-class Flow(NamedTuple):
+class NodeFlow(NamedTuple):
     """Bytes that come from all sources and go to all targets in equal parts."""
 
     sources: tuple[str, ...]
@@ -48,7 +49,7 @@ class Flow(NamedTuple):
 
 
 class NodeBandwidth(NamedTuple):
-    """Of an allreduce."""
+    """Bandwidth of an allreduce, and what limits it."""
 
     bytes_per_s: float
     """Of the algorithm: of the array of one GPU over the time."""
@@ -57,11 +58,11 @@ class NodeBandwidth(NamedTuple):
 
 
 def node_fabric(node: NodeModel) -> NodeFabric:
-    """The links inside a node. GPUs are behind bridges of `bridge_gpus` each: each bridge is as loaded as the most
-    loaded one; with `switch_gpus` behind PCIe switches below these. NICs are behind such switches with `switch_nics`,
-    at bridges where there are as many, as with one NIC for each GPU, and at sockets otherwise.
-    Memory is divided over sockets. NVLink joins two GPUs by a wire, and more by a switch, to which each has one port.
-    Devices that write to each other through a socket reach `node.peer_bytes_per_s`.
+    """Graph of the links inside a node. GPUs are behind bridges of `bridge_gpus` each: each bridge is as loaded as the
+    most loaded one; with `switch_gpus` behind PCIe switches below these. NICs are behind such switches with
+    `switch_nics`, at bridges where there are as many, as with one NIC for each GPU, and at sockets otherwise. Memory is
+    divided over sockets. NVLink joins two GPUs by a wire, and more by a switch, to which each has one port. Devices
+    that write to each other through a socket reach `node.peer_bytes_per_s`.
 
     Raises `UsageError` where GPUs do not divide into bridges and sockets.
     """
@@ -117,10 +118,12 @@ def _wire(a: str, b: str, bytes_per_s: float, *, shared: bool = False, length: i
 
 
 def simulate_flows(
-    fabric: NodeFabric, flows: Sequence[Flow], lane_weights: tuple[float, ...] = (1.0,), *, paced: bool = False
+    fabric: NodeFabric, flows: Sequence[NodeFlow], lane_weights: tuple[float, ...] = (1.0,), *, paced: bool = False
 ) -> NetworkRun:
-    """All at once to their end, at max-min fair rates, or with rates that are as their bytes are (`paced`): those of a
-    pipeline, of which no part gets ahead of the others. Raises `UsageError`."""
+    """Simulate flows between devices and memory of a node, all at once to their end, at max-min fair rates, or with
+    rates that are as their bytes are (`paced`): those of a pipeline, of which no part gets ahead of the others.
+    Vertices are named `gpu0`, `memory1`, `cpu0`, `nic0`, `network`; the run has seconds and bytes, its links in the
+    order of `fabric.link_names`. Raises `UsageError`."""
     numbers = {name: number for number, name in enumerate(fabric.devices + fabric.host)}
     paths: list[Path] = [fabric.path(one.sources, one.targets, one.over) for one in flows]
     if paced:  # as many bytes of each, of which fewer are on the links
@@ -144,15 +147,15 @@ def simulate_flows(
     return simulate_paths(fabric.capacities, transfers, paths, lane_weights=lane_weights)
 
 
-def _bandwidth(fabric: NodeFabric, flows: Sequence[Flow]) -> NodeBandwidth:
+def _bandwidth(fabric: NodeFabric, flows: Sequence[NodeFlow]) -> NodeBandwidth:
     run = simulate_flows(fabric, flows, paced=True)
     seconds = [sent / rate for sent, rate in zip(run.link_bytes.tolist(), fabric.capacities, strict=True)]
     return NodeBandwidth(BYTES / run.makespan_s, fabric.link_names[seconds.index(max(seconds))])
 
 
 def hfreduce_bandwidth(node: NodeModel, *, pairs: bool = False, copied_back_by_dma: bool = False) -> NodeBandwidth:
-    """Of HFReduce in a long pipeline, where everything happens at once. The flows are those of
-    `host_memory_operations`. Raises `UsageError` as `node_fabric`."""
+    """Bandwidth of HFReduce in a long pipeline, where everything happens at once. The flows are those of
+    `host_memory_operations`; `pairs` and `copied_back_by_dma` as there. Raises `UsageError` as `node_fabric`."""
     fabric = node_fabric(node)
     gpus = [name for name in fabric.devices if name != NETWORK]
     cpu = tuple(f"cpu{socket}" for socket in range(node.sockets))
@@ -160,7 +163,7 @@ def hfreduce_bandwidth(node: NodeModel, *, pairs: bool = False, copied_back_by_d
     flows = []
     if pairs:
         ends = list(zip(gpus[1::2], gpus[::2], strict=True))
-        flows += [Flow((one,), (other,), BYTES) for pair in ends for one, other in (pair, pair[::-1])]
+        flows += [NodeFlow((one,), (other,), BYTES) for pair in ends for one, other in (pair, pair[::-1])]
     results = [
         (f"nic{nic}", _memory(buffer_sockets(node.network_buffers, socket, node.sockets)))
         for nic, socket in enumerate(nic_sockets(node))
@@ -168,16 +171,16 @@ def hfreduce_bandwidth(node: NodeModel, *, pairs: bool = False, copied_back_by_d
     part = BYTES / node.nics
     for leader, socket in list(zip(gpus, sockets, strict=True))[:: 2 if pairs else 1]:
         own = _memory(buffer_sockets(node.gpu_buffers, socket, node.sockets))
-        flows += [Flow((leader,), own, BYTES), Flow(own, cpu, BYTES)]
+        flows += [NodeFlow((leader,), own, BYTES), NodeFlow(own, cpu, BYTES)]
         if copied_back_by_dma:
-            flows += [Flow(place, (leader,), part) for _, place in results]
+            flows += [NodeFlow(place, (leader,), part) for _, place in results]
         else:
-            flows.append(Flow((f"cpu{socket}",), (leader,), BYTES))
+            flows.append(NodeFlow((f"cpu{socket}",), (leader,), BYTES))
     for nic, place in results:
-        flows += [Flow(cpu, place, part), Flow(place, cpu, part)]  # the sum, and what arrives to be added
-        flows += 2 * [Flow(place, (NETWORK,), part, over=nic), Flow((NETWORK,), place, part, over=nic)]
+        flows += [NodeFlow(cpu, place, part), NodeFlow(place, cpu, part)]  # the sum, and what arrives to be added
+        flows += 2 * [NodeFlow(place, (NETWORK,), part, over=nic), NodeFlow((NETWORK,), place, part, over=nic)]
         if not copied_back_by_dma:  # once for each half of the GPUs
-            flows += 2 * [Flow(place, cpu, part)]
+            flows += 2 * [NodeFlow(place, cpu, part)]
     return _bandwidth(fabric, flows)
 
 
@@ -186,13 +189,13 @@ def _memory(sockets: Iterable[int]) -> tuple[str, ...]:
 
 
 def ring_bandwidth(node: NodeModel, ranks: int) -> NodeBandwidth:
-    """Of a ring of `ranks` GPUs in many nodes like this one, in the order of their numbers: as `ring_pcie_bandwidth`,
-    each moves (2n - 1)/n times the array to the next. Raises `UsageError`."""
+    """Bandwidth of a ring of `ranks` GPUs in many nodes like this one, in the order of their numbers: as in
+    `ring_pcie_bandwidth`, each moves (2n - 1)/n times the array to the next. Raises `UsageError`."""
     if ranks < 2 * node.gpus:
         raise UsageError(f"a ring of {ranks} ranks does not leave a node of {node.gpus} GPUs; use {2 * node.gpus}")
     moved = BYTES * (2 * ranks - 1) / ranks
     around = [NETWORK, *(f"gpu{gpu}" for gpu in range(node.gpus)), NETWORK]
-    return _bandwidth(node_fabric(node), [Flow((one,), (other,), moved) for one, other in pairwise(around)])
+    return _bandwidth(node_fabric(node), [NodeFlow((one,), (other,), moved) for one, other in pairwise(around)])
 
 
 class Contention(NamedTuple):
@@ -208,26 +211,26 @@ class Contention(NamedTuple):
 
     @property
     def slowdown(self) -> float:
-        """Of experts, where the KV cache comes at the same time and nothing is preferred."""
+        """Times as long for experts, where the KV cache comes at the same time and nothing is preferred."""
         return self.experts_fair / self.experts_alone
 
 
 def kv_contention(
     node: NodeModel, expert_bytes: float, cache_bytes: float, *, expert_weight: float = 15.0
 ) -> Contention:
-    """Of a GPU that gets `expert_bytes` from the network and `cache_bytes` from its host memory, all GPUs alike: both
-    come over its PCIe link (DeepSeek-V3 paper, 4.5). `expert_weight`: of a traffic class for experts, which today's
-    GPUs do not offer; that of the cache is 1. Raises `UsageError`."""
+    """Times of a GPU that gets `expert_bytes` from the network and `cache_bytes` from its host memory, all GPUs alike:
+    both come over its PCIe link (DeepSeek-V3 paper, 4.5). `expert_weight`: of a traffic class for experts, which
+    today's GPUs do not offer; that of the cache is 1. Raises `UsageError`."""
     if not (expert_bytes > 0 and cache_bytes > 0 and expert_weight > 0):
         raise UsageError(f"{expert_bytes} and {cache_bytes} bytes, weight {expert_weight}; use numbers above 0")
     fabric = node_fabric(node)
-    experts = [Flow((NETWORK,), (f"gpu{gpu}",), expert_bytes, 0) for gpu in range(node.gpus)]
+    experts = [NodeFlow((NETWORK,), (f"gpu{gpu}",), expert_bytes, 0) for gpu in range(node.gpus)]
     cache = [
-        Flow(_memory(buffer_sockets(node.gpu_buffers, socket, node.sockets)), (f"gpu{gpu}",), cache_bytes, 1)
+        NodeFlow(_memory(buffer_sockets(node.gpu_buffers, socket, node.sockets)), (f"gpu{gpu}",), cache_bytes, 1)
         for gpu, socket in enumerate(gpu_sockets(node))
     ]
 
-    def last_s(flows: list[Flow], weight: float) -> list[float]:
+    def last_s(flows: list[NodeFlow], weight: float) -> list[float]:
         ends = simulate_flows(fabric, flows, (weight, 1.0)).finish_s
         return [float(ends[[one.lane == lane for one in flows]].max(initial=0.0)) for lane in (0, 1)]
 

@@ -6,7 +6,9 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from fireflyer.cli import main
@@ -16,7 +18,9 @@ TEXT = (Path(__file__).parents[3] / "docs/how-to/plan-cluster.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 
 
-def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_and_the_python_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for language, text in BLOCKS:
         if language == "toml":
@@ -46,6 +50,13 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "<svg" in page
     assert "leaf 0 to spine 0: " in page
     assert json.loads(said[1])["job_nodes"] == 64
+    (code,) = (text for language, text in BLOCKS if language == "python")
+    found: dict[str, Any] = {}
+    exec(code, found)
+    assert json.loads(msgspec.json.encode(found["answer"])) == json.loads(said[1]), "what the second command printed"
+    python = capsys.readouterr().out
+    assert "it suffices: True\n1: ETTR 0.9" in python
+    assert len(python.splitlines()) == 4
     assert main(["plan", "cluster", "network.toml"]) == 2
     error = capsys.readouterr().err.strip()
     assert "\n" not in error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "HFReduce, GB/s as flows over all links: 9.375" in said[17]
     assert "ring of 16 GPUs, GB/s as flows: 4.988" in said[17]
     assert "ring of 16 GPUs, GB/s as flows: 9.677" in said[18]
-    assert "HFReduce, what binds: between_sockets" in said[19]
+    assert "HFReduce, what binds: links between sockets" in said[19]
     assert "times as long for experts with a KV cache beside them: 1.6" in said[20]
     assert "depends on prices" in " ".join(said[23].split())
 
@@ -71,18 +72,47 @@ def test_every_type_of_model_is_named() -> None:
 
 
 def test_the_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in zip(("network.toml", "prices.toml"), blocks("toml"), strict=True):
+        (tmp_path / name).write_text(text)
     (tmp_path / "config.json").write_text(blocks("json")[0])
     monkeypatch.chdir(tmp_path)
-    transfers, exports, model, patterns, fabrics = blocks("python")
+    transfers, exports, networks, model, patterns, nodes = blocks("python")
     exec(transfers, {})
     assert capsys.readouterr().out == "[0.001 0.003]\n[0.00100449 0.00300898]\n11938 0.036 s\n"
     exec(exports, {})
     assert capsys.readouterr().out.startswith("a step of 8 pipelines: ")
+    found: dict[str, Any] = {}
+    exec(networks, found)
+    costs, structure = found["costs"], found["structure"]
+    said = capsys.readouterr().out
+    assert said.startswith("33 220 (CutLinks(below='gpu0', above='leaf0', links=1),)\nUSD: network ")
+    assert said.endswith("\none zone: 13.1 endpoints of a switch\ntwo-layer fat-tree: 21.3 endpoints of a switch\n")
+    shown = printed(capsys, "network", "network.toml", "--prices", "prices.toml", "--nodes")
+    assert shown["switches"]["all"] == structure.switches
+    assert shown["most switches on a shortest path"] == structure.most_switches
+    for name, value in (
+        ("network", costs.network),
+        ("total in 5 years", costs.ownership.total),
+        ("GPU hour", costs.ownership.per_gpu_hour),
+        ("hours after which owning is cheaper", costs.owning_is_cheaper_after_hours),
+    ):
+        assert shown["cost"][name] == list(value)
     exec(model, {})
     assert capsys.readouterr().out.startswith("13,015,864,320 parameters, 1.68 GB of cache for a sequence\n")
     exec(patterns, {})
     rates = re.findall(r"([0-9]+)%", said := capsys.readouterr().out)
     assert int(rates[0]) < int(rates[1]) <= 100
     assert re.search(r"last of 32 ends after 1\.[0-9]+ times its own time", said)
-    exec(fabrics, {})
-    assert capsys.readouterr().out.startswith("48 256 4\n")
+    exec(nodes, {})
+    said = capsys.readouterr().out
+    assert said.startswith("HFReduce 9.4 GB/s: bridge0 and socket0 is full first\nring of 16 GPUs 4.99 GB/s\n")
+    assert "'v3-table-3: DF: cost'" in said
+    shown = printed(capsys, "node", "h800", "--experts", "20MiB", "--cache", "200MiB")
+    slower = shown["times as long for experts with a KV cache beside them"]
+    assert f"experts beside a KV cache: {slower:.2f} times as long\n" in said
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["plan", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found

@@ -9,11 +9,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pytest
-from tests.support.node_models import node_model
 from tests.support.torch_ranks.processes import Ended, run_torch_ranks
 from tests.support.trainer.recipes import raw_recipe
 
-from fireflyer.codesign.parallel import NodeModel, ParallelPlan, groups
+from fireflyer.codesign.parallel import NodeModel, ParallelPlan, groups, load_node
 from fireflyer.codesign.parallel.traffic import stage_message_bytes, stage_traffic
 from fireflyer.collectives.dispatch import ExpertPlacement
 from fireflyer.collectives.dispatch.traffic import traffic
@@ -96,7 +95,7 @@ def _started(names: tuple[str, ...]) -> list[Ended]:
 def node_of(plan: ParallelPlan) -> NodeModel:
     """One with all ranks; NVLink joins those of a tensor group. Gradients go to host memory and back."""
     return msgspec.structs.replace(
-        node_model("pcie-a100"), gpus=plan.world_size, nics=1, bridge_gpus=1, nvlink_gpus=plan.tensor
+        load_node("pcie-a100"), gpus=plan.world_size, nics=1, bridge_gpus=1, nvlink_gpus=plan.tensor
     )
 
 

@@ -532,6 +532,7 @@ def test_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(said(capsys, "figure", "all", "--json"))
     assert {figure["name"] for figure in shown} >= {"ff-table-2", "v3-table-4"}
     assert "lists their names" in refused(capsys, "figure", "v3-table-9")
+    assert "use ff-table-2, v3-table-2" in refused(capsys, "figure", "table-2")
 
 
 def test_prices_of_a_published_table_are_inputs(capsys: pytest.CaptureFixture[str], network: str) -> None:
@@ -550,9 +551,9 @@ def test_prices_of_a_published_table_are_inputs(capsys: pytest.CaptureFixture[st
 
 def test_what_limits_a_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = json.loads(said(capsys, "node", "pcie-a100", "--peer", "9.663676", "--json"))
-    limits = [shown[f"HFReduce, GB/s that {part} allows"] for part in ("host_memory", "nic", "bridge")]
+    limits = [shown[f"HFReduce, limit by {part}, GB/s"] for part in ("host memory", "NICs", "host bridges")]
     assert [round(limit, 1) for limit in limits] == [13.3, 12.5, 9.4]
-    assert shown["HFReduce, what binds"] == "bridge"
+    assert shown["HFReduce, what binds"] == "host bridges"
     assert shown["HFReduce, GB/s as flows over all links"] == pytest.approx(min(limits))
     assert shown["HFReduce with NVLink pairs, GB/s as flows over all links"] == pytest.approx(12.5)
     assert "cache" not in str(shown)

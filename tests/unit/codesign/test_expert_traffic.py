@@ -8,10 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 from tests.support.model_configs import DEEPSEEK_MOE_16B
-from tests.support.node_models import node_model
 
 from fireflyer.codesign.model import Experts, shape_from_config
-from fireflyer.codesign.parallel import ParallelPlan, Precision, shape_refusals
+from fireflyer.codesign.parallel import ParallelPlan, Precision, load_node, shape_refusals
 from fireflyer.codesign.parallel.experts import copies_per_token
 from fireflyer.codesign.parallel.plan import WireFormat
 from fireflyer.codesign.parallel.traffic import stage_traffic
@@ -58,7 +57,7 @@ def test_a_plan_counts_the_bytes_of_each_wire_format(form: WireFormat) -> None:
     assert shape_refusals(plan, MOE) == []
     assert plan.precision.dispatch_bytes(MOE.hidden) == plan.precision.combine_bytes(MOE.hidden)
     assert plan.precision.dispatch_bytes(MOE.hidden) == codec.row_bytes(MOE.hidden)
-    node = msgspec.structs.replace(node_model("pcie-a100"), gpus=2, nvlink_gpus=1)
+    node = msgspec.structs.replace(load_node("pcie-a100"), gpus=2, nvlink_gpus=1)
     usual = msgspec.structs.replace(plan, precision=Precision())
     sent, bf16 = (stage_traffic(one, MOE, node, 0).by_purpose["experts"]["pcie"] for one in (plan, usual))
     assert sent / bf16 == pytest.approx(codec.row_bytes(MOE.hidden) / (2 * MOE.hidden))

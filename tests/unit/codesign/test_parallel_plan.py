@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from tests.support.model_configs import DEEPSEEK_MOE_16B, DEEPSEEK_V3, GPT2_MEDIUM, LLAMA_13B
-from tests.support.node_models import node_model
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import count_parameters, shape_from_config
@@ -18,7 +17,9 @@ from fireflyer.codesign.parallel import (
     coordinates_of,
     gradient_adds,
     groups,
+    load_node,
     mesh_dims,
+    node_names,
     peak_memory,
     plan_memory,
     refusals,
@@ -31,7 +32,7 @@ from fireflyer.codesign.parallel.plan import SCHEDULES
 from fireflyer.codesign.schedule import build_schedule, compile_schedule, peak_activations, simulate, uniform_costs
 
 LLAMA, MOE, V3 = (shape_from_config(config) for config in (LLAMA_13B, DEEPSEEK_MOE_16B, DEEPSEEK_V3))
-A100, H800 = node_model("pcie-a100"), node_model("h800")
+A100, H800 = load_node("pcie-a100"), load_node("h800")
 V3_PLAN = ParallelPlan(
     pipeline=16,
     shard=128,
@@ -49,6 +50,14 @@ def plan(**changes: Any) -> ParallelPlan:
     """LLaMa-13B of figure 9a on 64 GPUs."""
     base: dict[str, Any] = {"pipeline": 4, "shard": 16, "zero": 1, "sequence_tokens": 2048, "batch_sequences": 4096}
     return ParallelPlan(**base | changes)
+
+
+def test_nodes_that_are_shipped_are_found_by_their_names_and_are_ones_that_can_be() -> None:
+    assert node_names() == ("h800", "pcie-a100")
+    for name in node_names():
+        load_node(name).check()
+    with pytest.raises(UsageError, match="no node 'dgx' is shipped; use h800, pcie-a100"):
+        load_node("dgx")
 
 
 def test_plans_of_the_papers_are_not_refused() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.model_configs import DEEPSEEK_MOE_16B, LLAMA_13B, Config
-from tests.support.node_models import node_model
 from tests.unit.codesign.test_parallel_plan import A100, H800, LLAMA, V3, V3_PLAN, plan
 
 from fireflyer.codesign.model import Experts, shape_from_config, training_flops
@@ -19,6 +18,7 @@ from fireflyer.codesign.parallel import (
     ParallelPlan,
     SearchSpace,
     estimate_step,
+    load_node,
     plan_memory,
     refusals,
     search_plans,
@@ -274,7 +274,7 @@ def test_the_search_finds_what_a_brute_force_finds(config: Config, nodes: int, b
 def test_the_search_for_v3_on_2048_gpus_takes_seconds_and_ranks_its_own_plan() -> None:
     space = SearchSpace(sequence_tokens=4096, batch_sequences=15_360, precision=V3_PLAN.precision)
     began = process_time()
-    found = search_plans(space, V3, node_model("h800"), 256, compare=estimate_step(V3_PLAN, V3, H800))
+    found = search_plans(space, V3, load_node("h800"), 256, compare=estimate_step(V3_PLAN, V3, H800))
     assert process_time() - began < 10
     assert found.enumerated > 50_000
     assert found.faster is not None

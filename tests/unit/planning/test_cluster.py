@@ -10,9 +10,8 @@ import pytest
 from fireflyer.analytics.ettr import daly_young_interval_s, failure_rate_per_s, mttf_s, renewal_ettr
 from fireflyer.analytics.reliability.planning import best_ettr, optimal_period_s, requirements
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.train.plan import read_node
 from fireflyer.codesign.model import ModelShape, count_parameters, shape_from_config
-from fireflyer.codesign.parallel import ParallelPlan, Precision, estimate_step
+from fireflyer.codesign.parallel import ParallelPlan, Precision, estimate_step, load_node
 from fireflyer.planning import (
     Amount,
     CheckpointPart,
@@ -29,7 +28,7 @@ from fireflyer.planning import (
 )
 from fireflyer.topology.fabrics import NodeGroup
 
-NODE = read_node("pcie-a100")
+NODE = load_node("pcie-a100")
 PLAN = ParallelPlan(
     pipeline=4, shard=16, zero=1, sequence_tokens=2048, batch_sequences=512, recompute="operators",
     precision=Precision(gradients="fp32"),

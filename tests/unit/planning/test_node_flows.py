@@ -9,24 +9,24 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB
-from fireflyer.cli.train.plan import read_node
-from fireflyer.codesign.parallel import NodeModel
+from fireflyer.codesign.parallel import NodeModel, load_node
 from fireflyer.netsim import simulate_paths
-from fireflyer.planning import hfreduce_limits, ring_pcie_bandwidth
-from fireflyer.planning.node_flows import (
-    UNLIMITED,
-    Flow,
+from fireflyer.planning import (
+    NodeFlow,
     hfreduce_bandwidth,
+    hfreduce_limits,
     kv_contention,
     node_fabric,
+    pcie_bandwidth,
     ring_bandwidth,
+    ring_pcie_bandwidth,
     simulate_flows,
 )
-from fireflyer.planning.node_limits import pcie_bandwidth
+from fireflyer.planning.node_flows import UNLIMITED
 from fireflyer.topology.node_fabric import NodeFabric, Path, Wire
 from fireflyer.topology.traffic import Transfer
 
-NODE = read_node("pcie-a100")
+NODE = load_node("pcie-a100")
 PLAIN = msgspec.structs.replace(NODE, nvlink_gpus=1)
 
 
@@ -154,7 +154,7 @@ SWITCHED = msgspec.structs.replace(
 
 
 def rate(node: NodeModel, source: str, target: str) -> float:
-    return 27e9 / simulate_flows(node_fabric(node), [Flow((source,), (target,), 27e9)]).makespan_s
+    return 27e9 / simulate_flows(node_fabric(node), [NodeFlow((source,), (target,), 27e9)]).makespan_s
 
 
 def test_devices_behind_one_pcie_switch_write_to_each_other_at_the_rate_of_pcie() -> None:
@@ -172,7 +172,7 @@ def test_where_nics_are_above_the_switch_gpus_share_its_uplink() -> None:
     one = msgspec.structs.replace(above, nics=1)
     assert rate(one, "gpu0", "network") == pytest.approx(9 * GIB), "the NIC at the socket"
     for node, seconds in ((SWITCHED, 25 / 25), (above, 50 / 25)):
-        sent = [Flow((f"gpu{gpu}",), ("network",), 25e9) for gpu in (0, 1)]
+        sent = [NodeFlow((f"gpu{gpu}",), ("network",), 25e9) for gpu in (0, 1)]
         assert simulate_flows(node_fabric(node), sent).makespan_s == pytest.approx(seconds)
     far = msgspec.structs.replace(SWITCHED, nics=2)
     assert rate(far, "gpu0", "network") == pytest.approx(25e9), "one of two NICs, at its switch"
@@ -285,10 +285,10 @@ def test_a_kv_cache_halves_the_rate_of_experts_unless_these_are_preferred() -> N
 def test_an_nvswitch_gives_each_gpu_its_whole_port_and_no_more() -> None:
     fabric = node_fabric(H800)
     port, size = H800.nvlink_bytes_per_s, 1e9
-    around = [Flow((f"gpu{gpu}",), (f"gpu{(gpu + 1) % 8}",), size) for gpu in range(8)]
+    around = [NodeFlow((f"gpu{gpu}",), (f"gpu{(gpu + 1) % 8}",), size) for gpu in range(8)]
     assert simulate_flows(fabric, around).makespan_s == pytest.approx(size / port)
-    fan_out = [Flow(("gpu0",), (f"gpu{gpu}",), size) for gpu in range(1, 8)]
-    fan_in = [Flow((f"gpu{gpu}",), ("gpu0",), size) for gpu in range(1, 8)]
+    fan_out = [NodeFlow(("gpu0",), (f"gpu{gpu}",), size) for gpu in range(1, 8)]
+    fan_in = [NodeFlow((f"gpu{gpu}",), ("gpu0",), size) for gpu in range(1, 8)]
     assert simulate_flows(fabric, fan_out).makespan_s == pytest.approx(7 * size / port)
     assert simulate_flows(fabric, fan_out + fan_in).makespan_s == pytest.approx(7 * size / port), "both ways at once"
 
@@ -296,16 +296,16 @@ def test_an_nvswitch_gives_each_gpu_its_whole_port_and_no_more() -> None:
 def test_gpus_behind_one_bridge_send_over_nvlink_alone() -> None:
     for gpus in (2, 8):
         node = msgspec.structs.replace(NODE, nvlink_gpus=gpus, bridge_gpus=2)
-        assert simulate_flows(node_fabric(node), [Flow(("gpu0",), ("gpu1",), 1e9)]).makespan_s == pytest.approx(
+        assert simulate_flows(node_fabric(node), [NodeFlow(("gpu0",), ("gpu1",), 1e9)]).makespan_s == pytest.approx(
             1e9 / node.nvlink_bytes_per_s
         )
 
 
 def test_gpus_use_the_nic_at_their_own_bridge_and_bonds_all() -> None:
-    own = simulate_flows(node_fabric(H800), [Flow(("gpu0",), ("network",), 50e9)])
+    own = simulate_flows(node_fabric(H800), [NodeFlow(("gpu0",), ("network",), 50e9)])
     assert own.makespan_s == pytest.approx(1.0)
     bonded = msgspec.structs.replace(H800, nics=16, pcie_bytes_per_s=UNLIMITED)
-    both = simulate_flows(node_fabric(bonded), [Flow(("gpu0",), ("network",), 50e9)])
+    both = simulate_flows(node_fabric(bonded), [NodeFlow(("gpu0",), ("network",), 50e9)])
     assert both.makespan_s == pytest.approx(0.5), "two NICs at the bridge"
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from importlib.resources import files
+from functools import cache
 
 import msgspec
 import pytest
 
 from fireflyer.base.errors import UsageError
-from fireflyer.codesign.model import shape_from_config
-from fireflyer.codesign.parallel import NodeModel
+from fireflyer.codesign.parallel import load_node
 from fireflyer.planning import (
     Amount,
-    NetworkFile,
     Price,
     PriceList,
     PublishedRow,
+    fitted_prices,
     hfreduce_limits,
     host_memory_operations,
     published_figures,
@@ -25,17 +23,7 @@ from fireflyer.planning import (
 from fireflyer.planning.published.figure import row
 from fireflyer.planning.published.networks import topologies
 
-NODE = msgspec.toml.decode(
-    files("fireflyer.codesign.parallel").joinpath("nodes", "pcie-a100.toml").read_bytes(), type=NodeModel
-)
-SHAPES = {
-    one.name.removesuffix(".json"): shape_from_config(json.loads(one.read_bytes()))
-    for one in files("fireflyer.planning").joinpath("models").iterdir()
-}
-PRICES = msgspec.toml.decode(
-    files("fireflyer.planning").joinpath("published", "v3-table-3.toml").read_bytes(), type=PriceList
-)
-FIGURES = {figure.name: figure for figure in published_figures(SHAPES, NODE, PRICES)}
+NODE, PRICES = load_node("pcie-a100"), fitted_prices()
 DO_NOT_FOLLOW = {
     ("ff-table-3", "core switches that the 10,000 need"),
     ("ff-table-3", "ports of a zone that 1,250 GPU nodes and 180 storage servers need"),
@@ -54,8 +42,9 @@ DO_NOT_FOLLOW = {
 }
 
 
+@cache  # not at import, where each worker would compute them
 def rows() -> list[tuple[str, PublishedRow]]:
-    return [(figure.name, one) for figure in FIGURES.values() for one in figure.rows]
+    return [(figure.name, one) for figure in published_figures() for one in figure.rows]
 
 
 def test_all_rows_follow_but_those_that_are_known_not_to() -> None:
@@ -125,7 +114,7 @@ def test_prices_of_table_3_that_lack_something_are_one_line() -> None:
 
 def test_names_and_rows_are_unique() -> None:
     assert len(rows()) == len({(name, one.what) for name, one in rows()})
-    assert len(FIGURES) == 17
+    assert len({name for name, _ in rows()}) == 17
 
 
 @pytest.mark.parametrize(
@@ -155,21 +144,3 @@ def test_limits_of_hfreduce_are_those_of_the_paper() -> None:
     assert (paired.binding, paired.bandwidth) == ("nic", 12.5e9)
     assert hfreduce_limits(NODE, copied_back_by_dma=True).host_memory == pytest.approx(320e9 / 30)
     assert ring_pcie_bandwidth(9 * 2**30, 16) == pytest.approx(4.99e9, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("name", "endpoints", "switches"),
-    [
-        ("fire-flyer-2", 1520, 122),
-        ("fire-flyer-dgx", 10_000, 1320),
-        ("fire-flyer-next", 32_768, 768),
-        ("v3-multi-plane", 16_384, 768),
-        ("v3-cluster", 2048, 96),
-        ("v3-two-layer", 2048, 96),
-        ("v3-three-layer", 65_536, 5120),
-    ],
-)
-def test_shipped_networks(name: str, endpoints: int, switches: int) -> None:
-    data = files("fireflyer.planning").joinpath("networks", f"{name}.toml").read_bytes()
-    fabric = msgspec.toml.decode(data, type=NetworkFile).build()
-    assert (fabric.endpoints, fabric.switches) == (endpoints, switches)

@@ -9,9 +9,8 @@ import pytest
 from tests.unit.planning.test_cluster import NODE, PLAN, cluster, network
 
 from fireflyer.base.units import GIB, MIB
-from fireflyer.cli.train.plan import read_node
 from fireflyer.codesign.model import ModelShape, shape_from_config
-from fireflyer.codesign.parallel import NodeModel, ParallelPlan, estimate_step
+from fireflyer.codesign.parallel import NodeModel, ParallelPlan, estimate_step, load_node
 from fireflyer.codesign.parallel.traffic import stage_traffic
 from fireflyer.netsim import Settings
 from fireflyer.planning import StoragePart, plan_cluster, with_simulation
@@ -122,7 +121,7 @@ def test_the_answer_has_both_steps_up_to_a_limit(shape: ModelShape) -> None:
 
 def test_sms_that_move_tokens_of_experts_slow_computation(shape: ModelShape) -> None:
     """20 of the 132 of an H800 (DeepSeek-V3 paper, 4.4); a plan without experts on other GPUs lends none."""
-    h800 = read_node("h800")
+    h800 = load_node("h800")
     assert (h800.sms, h800.lent_sms) == (132, 20)
     dense = estimate_step(msgspec.structs.replace(PLAN, shard=16), shape, h800)
     assert dense.computing_share == 1

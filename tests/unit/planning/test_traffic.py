@@ -11,7 +11,7 @@ from fireflyer.base.units import MIB
 from fireflyer.codesign.schedule import MessageBytes, build_schedule, compile_schedule, uniform_costs
 from fireflyer.netsim import Settings, simulate
 from fireflyer.netsim.routing import flow_key
-from fireflyer.planning.traffic import StorageLoad, nodes_of_kind, replica_traffic, storage_traffic
+from fireflyer.planning import StorageLoad, nodes_of_kind, replica_traffic, storage_traffic
 from fireflyer.topology.fabrics import NodeGroup, two_layer_tree
 from fireflyer.topology.traffic import check_transfers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -24,8 +25,21 @@ def read(disk: Disk, root: str, files: dict[str, str]) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def epyc(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return read(RealDisk(), str(tmp_path_factory.mktemp("epyc")), tree_of_epyc())
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("epyc")
+    write_tree(RealDisk(), str(directory), tree_of_epyc())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def epyc(tree: Path) -> Machine:
+    return read_machine(RealDisk(), root=f"{tree}/sys", status=f"{tree}/proc/self/status")
+
+
+def part_of(tree: Path, own: Path, cpus: Iterable[int], nodes: Iterable[int]) -> Machine:
+    """The same machine, of which the process may use a part."""
+    write_tree(RealDisk(), str(own), status_files(cpus, nodes))
+    return read_machine(RealDisk(), root=f"{tree}/sys", status=f"{own}/proc/self/status")
 
 
 def test_a_two_socket_epyc_is_read_whole(epyc: Machine) -> None:
@@ -64,8 +78,8 @@ def test_a_machine_can_be_stored(epyc: Machine) -> None:
     assert msgspec.json.decode(msgspec.json.encode(epyc), type=Machine) == epyc
 
 
-def test_a_container_sees_all_processors_but_may_use_few(tmp_path: Path) -> None:
-    machine = read(RealDisk(), str(tmp_path), tree_of_epyc(allowed=[2, 3, 66, 67], nodes=[0]))
+def test_a_container_sees_all_processors_but_may_use_few(tree: Path, tmp_path: Path) -> None:
+    machine = part_of(tree, tmp_path, [2, 3, 66, 67], [0])
     assert machine.cpus == tuple(range(128))
     assert machine.allowed_cpus == (2, 3, 66, 67)
     assert machine.allowed_nodes == (0,)
@@ -106,8 +120,8 @@ def test_a_memory_expander_and_a_node_without_memory(tmp_path: Path) -> None:
     assert fenced.allowed_nodes == (0, 1, 2)
 
 
-def test_memory_that_may_not_be_used_is_not_near(tmp_path: Path) -> None:
-    machine = read(RealDisk(), str(tmp_path), tree_of_epyc(nodes=[1]))
+def test_memory_that_may_not_be_used_is_not_near(tree: Path, tmp_path: Path) -> None:
+    machine = part_of(tree, tmp_path, range(128), [1])
     assert [machine.memory_near(node) for node in machine.numa_nodes] == [1, 1]
 
 

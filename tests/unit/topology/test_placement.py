@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fake_sysfs import tree_of_epyc, write_tree
+from tests.support.fake_sysfs import status_files, tree_of_epyc, write_tree
 
 from fireflyer.base.errors import UsageError
 from fireflyer.runtime.disk import RealDisk
 from fireflyer.topology import Machine, NumaNode, Placement, network_placement, rank_placement, read_machine
 
+PartOf = Callable[..., Machine]
+
 
 @pytest.fixture(scope="module")
-def epyc(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return machine_of(tmp_path_factory.mktemp("epyc"), allowed=range(128))
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("epyc")
+    write_tree(RealDisk(), str(directory), tree_of_epyc())
+    return directory
 
 
-def machine_of(directory: Path, *, allowed: range | list[int], nodes: list[int] | None = None) -> Machine:
-    write_tree(RealDisk(), str(directory), tree_of_epyc(allowed=allowed, nodes=nodes or [0, 1]))
-    return read_machine(RealDisk(), root=f"{directory}/sys", status=f"{directory}/proc/self/status")
+@pytest.fixture(scope="module")
+def epyc(tree: Path) -> Machine:
+    return machine_of(tree, tree)
+
+
+def machine_of(tree: Path, own: Path) -> Machine:
+    return read_machine(RealDisk(), root=f"{tree}/sys", status=f"{own}/proc/self/status")
+
+
+@pytest.fixture
+def part_of(tree: Path, tmp_path: Path) -> PartOf:
+    """The same machine, of which the process may use a part."""
+
+    def part(allowed: range | list[int], nodes: tuple[int, ...] = (0, 1)) -> Machine:
+        write_tree(RealDisk(), str(tmp_path), status_files(allowed, nodes))
+        return machine_of(tree, tmp_path)
+
+    return part
 
 
 def test_eight_ranks_have_a_cache_each_four_on_every_socket(epyc: Machine) -> None:
@@ -41,26 +61,25 @@ def test_more_ranks_than_caches_share_them_evenly(epyc: Machine) -> None:
     assert "2 of 4 cores" in placed[1].reason
 
 
-def test_one_memory_node_pins_nothing(tmp_path: Path) -> None:
-    one_socket = machine_of(tmp_path, allowed=range(32))
-    placed = rank_placement(one_socket, 4)
+def test_one_memory_node_pins_nothing(part_of: PartOf) -> None:
+    placed = rank_placement(part_of(range(32)), 4)
     assert not any(placement.pinned for placement in placed)
     assert {placement.memory_node for placement in placed} == {None}
     assert placed[0].reason == "not pinned: only one NUMA node is usable"
 
 
-def test_memory_of_one_node_only_pins_nothing(tmp_path: Path) -> None:
-    assert not rank_placement(machine_of(tmp_path, allowed=range(128), nodes=[0]), 4)[0].pinned
+def test_memory_of_one_node_only_pins_nothing(part_of: PartOf) -> None:
+    assert not rank_placement(part_of(range(128), nodes=(0,)), 4)[0].pinned
 
 
-def test_fewer_cores_than_ranks_pins_nothing(tmp_path: Path) -> None:
-    narrow = machine_of(tmp_path, allowed=[0, 64, 32, 96])  # two cores, four processors
+def test_fewer_cores_than_ranks_pins_nothing(part_of: PartOf) -> None:
+    narrow = part_of([0, 64, 32, 96])  # two cores, four processors
     assert rank_placement(narrow, 2)[0].pinned
     assert rank_placement(narrow, 3)[0].reason == "not pinned: 3 ranks on 2 cores"
 
 
-def test_the_affinity_mask_is_respected(tmp_path: Path) -> None:
-    uneven = machine_of(tmp_path, allowed=[*range(12), *range(32, 36)])
+def test_the_affinity_mask_is_respected(part_of: PartOf) -> None:
+    uneven = part_of([*range(12), *range(32, 36)])
     placed = rank_placement(uneven, 4)
     assert [placement.memory_node for placement in placed] == [0, 0, 0, 1]
     assert all(set(placement.cpus) <= set(uneven.allowed_cpus) for placement in placed)
@@ -81,12 +100,12 @@ def test_ranks_follow_their_gpus(epyc: Machine) -> None:
     assert [placement.memory_node for placement in rank_placement(epyc, 3, near=[1, None, 7])] == [1, 0, 0]
 
 
-def test_the_network_thread_is_near_the_card(epyc: Machine, tmp_path: Path) -> None:
+def test_the_network_thread_is_near_the_card(epyc: Machine, part_of: PartOf) -> None:
     placed = network_placement(epyc)
     assert placed.memory_node == 1
     assert placed.cpus == epyc.numa_nodes[1].cpus
     assert placed.reason == "near mlx5_0, ib0 on NUMA node 1"
-    assert not network_placement(machine_of(tmp_path, allowed=range(32))).pinned
+    assert not network_placement(part_of(range(32))).pinned
 
 
 def test_lists_of_a_wrong_length_are_refused(epyc: Machine) -> None:

@@ -10,8 +10,8 @@ import click
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.numbers import WholeNumber
-from fireflyer.cli.plan.network import cable_rows, read_network, read_prices, shipped_networks
-from fireflyer.cli.train.plan import node_names, read_node, read_plan
+from fireflyer.cli.plan.network import cable_rows, read_network, read_prices
+from fireflyer.cli.train.plan import read_node, read_plan
 
 if TYPE_CHECKING:
     from fireflyer.planning import Amount, ClusterAnswer, ClusterPlan, NetworkFile
@@ -94,15 +94,16 @@ def plan_of(
 ) -> PlannedCluster:
     """Of the cluster that the file describes; 0 transfers: no step is simulated. Raises `UsageError`."""
     from fireflyer.cli.toml_files import read_toml
-    from fireflyer.planning import ClusterPlan, plan_cluster, with_simulation
+    from fireflyer.codesign.parallel import node_names
+    from fireflyer.planning import ClusterPlan, network_names, plan_cluster, with_simulation
 
     given = read_toml(file, ClusterPlan, name="FILE", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
     directory = os.path.dirname(file)
 
-    def beside(name: str, known: list[str]) -> str:
-        return name if name in known else os.path.join(directory, name)
+    def beside(name: str, shipped: tuple[str, ...]) -> str:
+        return name if name in shipped else os.path.join(directory, name)
 
-    network = read_network(beside(given.network, shipped_networks()))
+    network = read_network(beside(given.network, network_names()))
     node = read_node(beside(given.node, node_names()))
     training, shape = read_plan(os.path.join(directory, given.training.plan))
     prices = None if given.prices is None else read_prices(os.path.join(directory, given.prices))

@@ -9,10 +9,10 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.plan.cluster import plan_of
-from fireflyer.cli.plan.network import cable_rows, complete_network, read_network, read_prices, shipped_networks
+from fireflyer.cli.plan.network import cable_rows, complete_network, read_network, read_prices
 
 if TYPE_CHECKING:
-    from fireflyer.planning import CableBill, NetworkFile, PriceList
+    from fireflyer.planning import CableBill, ComparedNetwork
 
 __all__ = ["compare_command"]
 
@@ -44,9 +44,11 @@ def compare_command(*, networks: tuple[str, ...], prices: str | None, as_json: b
             raise UsageError("--prices is for networks; files of clusters name their prices")
         rows = [_cluster_row(name) for name in networks]
     else:
+        from fireflyer.planning import compare_networks
+
         given = [read_network(name) for name in networks]  # all of them before any is built
-        priced = None if prices is None else read_prices(prices)
-        rows = [_row(name, one, priced) for name, one in zip(networks, given, strict=True)]
+        compared = compare_networks(given, None if prices is None else read_prices(prices))
+        rows = [_row(name, one) for name, one in zip(networks, compared, strict=True)]
     if as_json:
         import msgspec
 
@@ -61,8 +63,9 @@ def _is_cluster(name: str) -> bool:
     import tomllib
 
     from fireflyer.cli.toml_files import read_text
+    from fireflyer.planning import network_names
 
-    if name in shipped_networks():
+    if name in network_names():
         return False
     try:
         return "training" in tomllib.loads(read_text(name, name="NETWORK", advice="").decode())
@@ -98,32 +101,27 @@ def _cluster_row(name: str) -> dict[str, Any]:
     return row
 
 
-def _row(name: str, given: NetworkFile, prices: PriceList | None) -> dict[str, Any]:
+def _row(name: str, one: ComparedNetwork) -> dict[str, Any]:
     """Of one network; each value by its name."""
-    from fireflyer.planning import bill_of, price_bill
-    from fireflyer.topology.fabrics import bisection
-
-    fabric = given.build()
-    cut = bisection(fabric)
+    size, costs = one.size, one.costs
     row: dict[str, Any] = {
         "network": name,
-        "endpoints": fabric.endpoints,
-        "switches": fabric.switches,
-        "links": fabric.links,
-        "endpoints of a switch": round(fabric.endpoints / fabric.switches, 2),
-        "unused ports": fabric.unused_ports,
-        "bisection links": cut.links,
-        "bisection links, lower bound": cut.lower,
-        "bisection is exact": cut.exact,
-        "terabytes per second across": round(cut.links * fabric.link_bytes_per_s / 1e12, 3),
+        "endpoints": size.endpoints,
+        "switches": size.switches,
+        "links": size.links,
+        "endpoints of a switch": round(size.endpoints_per_switch, 2),
+        "unused ports": size.unused_ports,
+        "bisection links": size.bisection.links,
+        "bisection links, lower bound": size.bisection.lower,
+        "bisection is exact": size.bisection.exact,
+        "terabytes per second across": round(size.bisection_bytes_per_s / 1e12, 3),
     }
-    if prices is not None:
-        kinds = [group.kind for group in fabric.groups]
-        bill = price_bill(bill_of(fabric, frame_switch=given.frame_switch, metres=given.metres), prices, kinds)
-        row[f"price, {prices.currency}"] = bill.price()
-        row[f"price of an endpoint, {prices.currency}"] = bill.price().over(fabric.endpoints)
-        row["kilowatts"] = bill.watts().times(0.001)
-        row |= _cables(bill.cables(prices), prices.currency)
+    if costs is not None:
+        row |= {
+            f"price, {costs.currency}": costs.network,
+            f"price of an endpoint, {costs.currency}": costs.network_per_endpoint,
+            "kilowatts": costs.network_watts.times(0.001),
+        } | _cables(costs.cables, costs.currency)
     return row
 
 

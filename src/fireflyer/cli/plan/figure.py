@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import click
@@ -39,15 +37,19 @@ Examples:
 def figure_command(*, name: str | None, prices: str | None, as_json: bool) -> int:
     """Print the table or figure NAME of the Fire-Flyer or the DeepSeek-V3 paper beside what we compute, with the
     difference, whether it follows, and on which inputs that depends. `all` prints every one."""
-    found = _figures(prices)
+    from fireflyer.planning import published_figures
+
+    found = published_figures(prices=None if prices is None else read_prices(prices))
     if name is None:
         for figure in found:
             click.echo(f"{figure.name:<16} {figure.title}")
         return 0
     if name != "all":
+        near = ", ".join(figure.name for figure in found if name in figure.name)
         found = tuple(figure for figure in found if figure.name == name)
         if not found:
-            raise UsageError(f"no figure is called {name!r}; `ff plan figure` lists their names")
+            advice = f"use {near}" if near else "`ff plan figure` lists their names"
+            raise UsageError(f"no figure is called {name!r}; {advice}")
     if as_json:
         import msgspec
 
@@ -64,23 +66,6 @@ def figure_command(*, name: str | None, prices: str | None, as_json: bool) -> in
     for figure in found:
         _print(figure)
     return 0
-
-
-def _figures(prices: str | None) -> tuple[PublishedFigure, ...]:
-    import msgspec
-
-    from fireflyer.codesign.model import shape_from_config
-    from fireflyer.codesign.parallel import NodeModel
-    from fireflyer.planning import PriceList, published_figures
-
-    models = files("fireflyer.planning").joinpath("models")
-    shapes = {
-        one.name.removesuffix(".json"): shape_from_config(json.loads(one.read_bytes())) for one in models.iterdir()
-    }
-    node = files("fireflyer.codesign.parallel").joinpath("nodes", "pcie-a100.toml").read_bytes()
-    fitted = files("fireflyer.planning").joinpath("published", "v3-table-3.toml")
-    given = msgspec.toml.decode(fitted.read_bytes(), type=PriceList) if prices is None else read_prices(prices)
-    return published_figures(shapes, msgspec.toml.decode(node, type=NodeModel), given)
 
 
 def _print(figure: PublishedFigure) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -14,8 +13,19 @@ from fireflyer.cli.numbers import NumberOrRange, WholeNumber
 from fireflyer.cli.plan.traffic import TrafficOptions, show_traffic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fireflyer.netsim import LatencyName, Routing
-    from fireflyer.planning import Amount, CableBill, NetworkFile, PricedBill, PriceList, TrafficPattern
+    from fireflyer.planning import (
+        Amount,
+        CableBill,
+        NetworkCosts,
+        NetworkFile,
+        NetworkStructure,
+        PricedLine,
+        PriceList,
+        TrafficPattern,
+    )
     from fireflyer.topology.fabrics import Fabric
 
 __all__ = ["cable_rows", "complete_network", "network_command", "read_network", "read_prices"]
@@ -26,14 +36,10 @@ MOST_CABLES: Final = 8
 _PAIR: Final = re.compile(r"(\D.*?[0-9]{1,9})-(\D.*?[0-9]{1,9})")
 
 
-def shipped_networks() -> list[str]:
-    """Networks that the package describes."""
-    found = files("fireflyer.planning").joinpath("networks").iterdir()
-    return sorted(one.name.removesuffix(".toml") for one in found if one.name.endswith(".toml"))
-
-
 def complete_network(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in shipped_networks() if name.startswith(incomplete)]
+    from fireflyer.planning import network_names
+
+    return [name for name in network_names() if name.startswith(incomplete)]
 
 
 @click.command(
@@ -187,6 +193,8 @@ def network_command(
 ) -> int:
     """Print what the network NETWORK has: switches, links, unused ports, distances, and how many links may fail before
     two nodes are cut off from each other. NETWORK is a TOML file, or the name of one that is shipped."""
+    from fireflyer.planning import amount_of, network_costs, network_structure
+
     if (with_nodes or rent is not None) and prices is None:
         raise UsageError("--nodes and --rent need --prices FILE")
     of_traffic = {
@@ -205,11 +213,13 @@ def network_command(
         raise UsageError(f"{', '.join(most)} and {last} need --traffic PATTERN")
     given = read_network(network)
     fabric = given.build()
-    shown: dict[str, Any] = {"name": given.name, **_structure(fabric)}
+    shown: dict[str, Any] = {"name": given.name, **_structure(network_structure(fabric))}
     if cuts:
         shown["cuts"] = {text: _cut(fabric, text) for text in cuts}
     if prices is not None:
-        shown["cost"] = _costs(given, fabric, read_prices(prices), with_nodes=with_nodes or rent is not None, rent=rent)
+        rented = None if rent is None else amount_of(rent, "--rent")
+        costs = network_costs(given, fabric, read_prices(prices), with_nodes=with_nodes, rent_per_gpu_hour=rented)
+        shown["cost"] = _costs(costs)
     if traffic is not None:
         given_traffic = TrafficOptions(
             pattern=traffic,
@@ -243,107 +253,84 @@ def read_prices(path: str) -> PriceList:
 
 def read_network(name: str) -> NetworkFile:
     """Of the file, or of the shipped network of that name. Raises `UsageError`."""
-    import msgspec
-
     from fireflyer.cli.toml_files import read_toml
-    from fireflyer.planning import NetworkFile
+    from fireflyer.planning import NetworkFile, load_network, network_names
 
-    known = shipped_networks()
+    known = network_names()
     if name in known:
-        return msgspec.toml.decode(
-            files("fireflyer.planning").joinpath("networks", f"{name}.toml").read_bytes(), type=NetworkFile
-        )
+        return load_network(name)
     return read_toml(name, NetworkFile, name="NETWORK", advice=f"use {', '.join(known)} or a TOML file", keys=MANUAL)
 
 
-def _structure(fabric: Fabric) -> dict[str, Any]:
-    from fireflyer.topology.fabrics import bisection, diameter, disjoint_paths
-
-    first, last = 0, fabric.nodes - 1
-    paths = disjoint_paths(fabric, first, last) if last else 0
-    cut = bisection(fabric)
-    try:
-        hops = diameter(fabric)
-    except UsageError:
-        hops = None  # too large to look at all pairs
+def _structure(found: NetworkStructure) -> dict[str, Any]:
     return {
-        "nodes": {group.kind: group.count for group in fabric.groups},
-        "endpoints": fabric.endpoints,
-        "switches": {"all": fabric.switches, **{layer.name: layer.count for layer in fabric.layers}},
-        "links between switches": fabric.links,
-        "links by layer": {f"{below}-{above}": links for (below, above), links in fabric.links_by_layer().items()},
-        "unused ports": fabric.unused_ports,
-        "most switches on a shortest path": hops,
-        "paths without a common link, first to last node": paths,
+        "nodes": found.nodes,
+        "endpoints": found.endpoints,
+        "switches": {"all": found.switches, **found.switches_by_layer},
+        "links between switches": found.links,
+        "links by layer": found.links_by_layer,
+        "unused ports": found.unused_ports,
+        "most switches on a shortest path": found.most_switches,
+        "paths without a common link, first to last node": found.disjoint_paths,
         "bisection": {
-            "links": cut.links,
-            "lower bound": cut.lower,
-            "gigabytes per second": cut.links * fabric.link_bytes_per_s / 1e9,
-            "exact": cut.exact,
+            "links": found.bisection.links,
+            "lower bound": found.bisection.lower,
+            "gigabytes per second": found.bisection_bytes_per_s / 1e9,
+            "exact": found.bisection.exact,
         },
     }
 
 
 def _cut(fabric: Fabric, text: str) -> dict[str, Any]:
     """Of `A-B`: how many links cut A off from B, and which. Raises `UsageError`."""
-    from fireflyer.topology.fabrics import minimum_cut, vertex_name, vertex_named
+    from fireflyer.planning import network_cut
 
     match = _PAIR.fullmatch(text)
     if match is None:
         raise UsageError(f"--cut {text}: write two ends, as in gpu0-gpu9")
-    a, b = (vertex_named(fabric, name) for name in match.groups())
-    if a == b:
-        raise UsageError(f"--cut {text}: both ends are the same; name two")
-    cut = minimum_cut(fabric, a, b)
+    try:
+        cut = network_cut(fabric, *match.groups())
+    except UsageError as error:
+        raise UsageError(f"--cut {text}: {error}") from error
     named = []
-    for cable in cut.cables[:MOST_CABLES]:
-        several = f" ({cable.links} links)" if cable.links > 1 else ""
-        named.append(f"{vertex_name(fabric, cable.a)}-{vertex_name(fabric, cable.b)}{several}")
-    if len(cut.cables) > MOST_CABLES:
-        named.append(f"{len(cut.cables) - MOST_CABLES} more pairs")
+    for one in cut.between[:MOST_CABLES]:
+        several = f" ({one.links} links)" if one.links > 1 else ""
+        named.append(f"{one.below}-{one.above}{several}")
+    if len(cut.between) > MOST_CABLES:
+        named.append(f"{len(cut.between) - MOST_CABLES} more pairs")
     return {"links": cut.links, "between": ", ".join(named) or "nothing joins them"}
 
 
-def _costs(
-    given: NetworkFile, fabric: Fabric, prices: PriceList, *, with_nodes: bool, rent: tuple[float, float] | None
-) -> dict[str, Any]:
-    from fireflyer.planning import amount_of, bill_of, break_even_hours, cost_of_ownership, price_bill
-
-    kinds = [group.kind for group in fabric.groups]
-    pieces = bill_of(fabric, with_nodes=with_nodes, frame_switch=given.frame_switch, metres=given.metres)
-    bill = price_bill(pieces, prices, kinds)
-    own = cost_of_ownership(bill, prices)
-    by_length = cable_rows(bill.cables(prices))
+def _costs(costs: NetworkCosts) -> dict[str, Any]:
+    own, years = costs.ownership, f"{costs.years:g} years"
+    by_length = cable_rows(costs.cables)
     shown: dict[str, Any] = {
-        "currency": prices.currency,
-        "lines": _lines(bill),
+        "currency": costs.currency,
+        "lines": _lines(costs.lines),
         **({"cables by length": by_length} if by_length else {}),
-        "network": bill.price("switch", "cable"),
-        "network, of an endpoint": bill.price("switch", "cable").over(fabric.endpoints),
+        "network": costs.network,
+        "network, of an endpoint": costs.network_per_endpoint,
         "purchase": own.purchase,
-        f"energy in {prices.years:g} years": own.energy,
-        f"upkeep in {prices.years:g} years": own.upkeep,
-        f"total in {prices.years:g} years": own.total,
-        "kilowatts of switches and cables": bill.watts("switch", "cable").times(0.001),
-        **({"kilowatts of nodes at work": bill.watts("node").times(0.001)} if with_nodes else {}),
+        f"energy in {years}": own.energy,
+        f"upkeep in {years}": own.upkeep,
+        f"total in {years}": own.total,
+        "kilowatts of switches and cables": costs.network_watts.times(0.001),
+        **({} if costs.node_watts is None else {"kilowatts of nodes at work": costs.node_watts.times(0.001)}),
         "kilowatts of the building": own.mean_watts.times(0.001),
     }
     if own.per_gpu_hour is not None:
         shown["GPU hour"] = own.per_gpu_hour
     if own.per_pflops_hour is not None:
         shown["hour of a PFLOP per second"] = own.per_pflops_hour
-    rented = None if rent is None else amount_of(rent, "--rent")
-    if rented is None and with_nodes and prices.rent_per_gpu_hour is not None:
-        rented = prices.rent_per_gpu_hour.amount
-    if rented is not None:
-        hours = break_even_hours(bill, prices, rented)
-        shown["hours after which owning is cheaper"] = hours if hours is not None else "never"
+    if costs.rent_per_gpu_hour is not None:
+        hours = costs.owning_is_cheaper_after_hours
+        shown["hours after which owning is cheaper"] = "never" if hours is None else hours
     return shown
 
 
-def _lines(bill: PricedBill) -> dict[str, Amount]:
-    lengths = {one: f", {one.length}" if one.length else "" for one in bill.lines}
-    return {f"{one.line.name} {one.line.item}{lengths[one]} x {one.line.pieces}": one.price for one in bill.lines}
+def _lines(lines: Sequence[PricedLine]) -> dict[str, Amount]:
+    lengths = {one: f", {one.length}" if one.length else "" for one in lines}
+    return {f"{one.line.name} {one.line.item}{lengths[one]} x {one.line.pieces}": one.price for one in lines}
 
 
 def cable_rows(cables: CableBill) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ import click
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.numbers import PositiveNumber, WholeNumber, bytes_with_unit
-from fireflyer.cli.train.plan import node_names, read_node
+from fireflyer.cli.train.plan import complete_node, read_node
 
 if TYPE_CHECKING:
     from fireflyer.codesign.parallel import Buffers, NodeModel
@@ -18,10 +18,12 @@ __all__ = ["node_command"]
 
 RING_RANKS: Final = (16, 1440)
 PLACES: Final = ("near", "interleaved", "far")
-
-
-def complete_node(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in node_names() if name.startswith(incomplete)]
+PARTS: Final = {
+    "host_memory": "host memory",
+    "nic": "NICs",
+    "bridge": "host bridges",
+    "between_sockets": "links between sockets",
+}
 
 
 @click.command(
@@ -139,16 +141,15 @@ def _places(given: NodeModel) -> dict[str, Any]:
 
 
 def _allreduce(given: NodeModel) -> dict[str, Any]:
-    from fireflyer.planning import hfreduce_limits
-    from fireflyer.planning.node_flows import hfreduce_bandwidth
+    from fireflyer.planning import hfreduce_bandwidth, hfreduce_limits
 
     shown: dict[str, Any] = {}
     ways = {"HFReduce": False} | ({"HFReduce with NVLink pairs": True} if given.nvlink_gpus == 2 else {})
     for name, pairs in ways.items():
         limits = hfreduce_limits(given, pairs=pairs)
         rates = {part: rate for part, rate in limits._asdict().items() if rate < math.inf}
-        shown |= {f"{name}, GB/s that {part} allows": rate / 1e9 for part, rate in rates.items()}
-        shown[f"{name}, what binds"] = limits.binding
+        shown |= {f"{name}, limit by {PARTS[part]}, GB/s": rate / 1e9 for part, rate in rates.items()}
+        shown[f"{name}, what binds"] = PARTS[limits.binding]
         found = hfreduce_bandwidth(given, pairs=pairs)
         shown[f"{name}, GB/s as flows over all links"] = found.bytes_per_s / 1e9
         shown[f"{name}, link that is full first"] = found.binding
@@ -156,7 +157,7 @@ def _allreduce(given: NodeModel) -> dict[str, Any]:
 
 
 def _ring(given: NodeModel) -> dict[str, Any]:
-    from fireflyer.planning.node_flows import ring_bandwidth
+    from fireflyer.planning import ring_bandwidth
 
     shown: dict[str, Any] = {}
     for ranks in sorted({max(ranks, 2 * given.gpus) for ranks in RING_RANKS}):
@@ -167,7 +168,7 @@ def _ring(given: NodeModel) -> dict[str, Any]:
 
 
 def _contention(given: NodeModel, experts: str, cache: str, expert_weight: float) -> dict[str, Any]:
-    from fireflyer.planning.node_flows import kv_contention
+    from fireflyer.planning import kv_contention
 
     sizes = bytes_with_unit("--experts", experts), bytes_with_unit("--cache", cache)
     found = kv_contention(given, *sizes, expert_weight=expert_weight)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -16,20 +15,16 @@ if TYPE_CHECKING:
     from fireflyer.codesign.model import ModelShape
     from fireflyer.codesign.parallel import NodeModel, PlanFile
 
-__all__ = ["node_names", "plan_command", "read_node", "read_plan"]
+__all__ = ["complete_node", "plan_command", "read_node", "read_plan"]
 
 MANUAL: Final = "docs/how-to/plan-training.md"
 MAX_NODES: Final = 1 << 14
 EXIT_DOES_NOT_FIT: Final = 1
 
 
-def node_names() -> list[str]:
-    """Nodes that the package describes."""
-    found = files("fireflyer.codesign.parallel").joinpath("nodes").iterdir()
-    return sorted(one.name.removesuffix(".toml") for one in found if one.name.endswith(".toml"))
+def complete_node(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from fireflyer.codesign.parallel import node_names
 
-
-def _complete_node(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     return [name for name in node_names() if name.startswith(incomplete)]
 
 
@@ -48,7 +43,7 @@ Examples:
     "node_name",
     metavar="NAME",
     required=True,
-    shell_complete=_complete_node,
+    shell_complete=complete_node,
     help="pcie-a100, h800, or a TOML file with the figures of a node.",
 )
 @click.option("--search", is_flag=True, help="Rank the plans that fit, for the same batch and precision.")
@@ -91,15 +86,12 @@ def plan_command(*, file: str, nodes: int, node_name: str, search: bool, keep: i
 
 def read_node(name: str, *, argument: str = "--node") -> NodeModel:
     """The node of that name, or of the file of that name. Raises `UsageError`, which names the `argument`."""
-    import msgspec
-
     from fireflyer.cli.toml_files import read_toml
-    from fireflyer.codesign.parallel import NodeModel
+    from fireflyer.codesign.parallel import NodeModel, load_node, node_names
 
     known = node_names()
     if name in known:
-        text = files("fireflyer.codesign.parallel").joinpath(f"nodes/{name}.toml").read_bytes()
-        return msgspec.toml.decode(text, type=NodeModel)
+        return load_node(name)
     node = read_toml(name, NodeModel, name=argument, advice=f"use {', '.join(known)} or a TOML file", keys=MANUAL)
     try:
         node.check()

@@ -1,6 +1,7 @@
 """`NodeModel`: what one node can do, in bytes and FLOPs per second.
 
-The files in `nodes/` describe known nodes, each figure with its source; one for another node has the same keys.
+The files in `nodes/` describe known nodes, each figure with its source; one for another node has the same keys. They
+are data of the package: `load_node` reads them by name.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from typing import Final, Literal
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.shipped import ShippedFiles
 
-__all__ = ["Buffers", "NodeModel", "Rates"]
+__all__ = ["Buffers", "NodeModel", "Rates", "load_node", "node_names"]
 
 Buffers = Literal["near", "interleaved", "far"]
 """Memory of the socket of a device; that of all sockets alike, page by page; that of the other sockets alone."""
 MAX_SOCKETS: Final = 64
+_SHIPPED: Final = ShippedFiles("fireflyer.codesign.parallel", "nodes", ".toml", "node")
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,3 +149,13 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def usable_bytes(self) -> int:
         """GPU memory that a plan may use."""
         return self.gpu_memory_bytes - self.reserved_bytes
+
+
+def node_names() -> tuple[str, ...]:
+    """Names of the nodes that are shipped."""
+    return _SHIPPED.names()
+
+
+def load_node(name: str) -> NodeModel:
+    """Node of that name, as `pcie-a100`. Raises `UsageError` with the names that there are."""
+    return msgspec.toml.decode(_SHIPPED.read(name), type=NodeModel)

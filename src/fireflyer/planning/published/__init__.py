@@ -1,6 +1,6 @@
 """Tables and figures of both papers that can be computed again, beside what was printed. Pure.
 
-for figure in published_figures(shapes, node, prices):
+for figure in published_figures():
     for row in figure.rows: print(row.what, row.published, row.computed, row.verdict)
 """
 
@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fireflyer.codesign.model import ModelShape
-from fireflyer.codesign.parallel.node import NodeModel
+from fireflyer.codesign.parallel import NodeModel, load_node
 from fireflyer.planning.prices import PriceList
 from fireflyer.planning.published import models, networks, nodes
 from fireflyer.planning.published.figure import PublishedFigure, PublishedRow
+from fireflyer.planning.shipped import fitted_prices, load_shape, shape_names
 
 __all__ = ["PublishedFigure", "PublishedRow", "published_figures"]
 
 
 def published_figures(
-    shapes: Mapping[str, ModelShape], node: NodeModel, prices: PriceList
+    shapes: Mapping[str, ModelShape] | None = None, node: NodeModel | None = None, prices: PriceList | None = None
 ) -> tuple[PublishedFigure, ...]:
-    """`shapes`: of the models in `planning/models`, by the names of the files; `node`: pcie-a100; `prices`: of the
-    networks of table 3 of the DeepSeek-V3 paper, as in `planning/published/v3-table-3.toml`. Raises `UsageError` for
-    prices that do not have what the table needs."""
+    """Compute all tables and figures. `shapes`: of models, by the names that `load_shape` knows; `node`: that of
+    Fire-Flyer 2; `prices`: of the networks of table 3 of the DeepSeek-V3 paper, in USD. None: those that are shipped,
+    `fitted_prices` among them. Raises `UsageError` for prices that do not have what the table needs."""
+    shapes = {name: load_shape(name) for name in shape_names()} if shapes is None else shapes
+    node = load_node("pcie-a100") if node is None else node
+    prices = fitted_prices() if prices is None else prices
     return (
         networks.architecture_costs(),
         networks.network_costs(),

@@ -11,12 +11,12 @@ from fireflyer.planning.amounts import Amount
 from fireflyer.planning.costs import BillLine, bill_of, bill_of_counts, price_bill
 from fireflyer.planning.prices import PriceList
 from fireflyer.planning.published.figure import PublishedFigure, PublishedRow, row
+from fireflyer.planning.shipped import load_network
 from fireflyer.topology.fabrics import (
     Counts,
     NodeGroup,
     counts_of,
     dragonfly_counts,
-    multi_plane,
     slim_fly_counts,
     three_layer_tree,
     two_layer_tree,
@@ -31,8 +31,8 @@ FIRE_FLYER = "Fire-Flyer AI-HPC, arXiv:2408.14158"
 V3 = "Insights into DeepSeek-V3, arXiv:2505.09343"
 
 
-def _gpus(count: int, ports: int = 1) -> tuple[NodeGroup, ...]:
-    return (NodeGroup(kind="gpu", count=count, ports=ports),)
+def _gpus(count: int) -> tuple[NodeGroup, ...]:
+    return (NodeGroup(kind="gpu", count=count),)
 
 
 def architecture_costs() -> PublishedFigure:
@@ -64,15 +64,8 @@ def architecture_costs() -> PublishedFigure:
 
 @cache
 def network_costs() -> PublishedFigure:
-    ours = zones(
-        _gpus(1160),
-        radix=40,
-        gbit_per_s=200,
-        between=40,
-        shared=(NodeGroup(kind="storage", count=180, ports=2),),
-    )
+    ours, dgx = (load_network(name).build() for name in ("fire-flyer-2", "fire-flyer-dgx"))
     three = three_layer_tree(_gpus(1600), radix=40, gbit_per_s=200)
-    dgx = three_layer_tree(_gpus(10_000), radix=40, gbit_per_s=200, cores=320)
     least = three_layer_tree(_gpus(10_000), radix=40, gbit_per_s=200)
     return PublishedFigure(
         "ff-table-3",
@@ -117,7 +110,7 @@ def _zone_ports() -> PublishedRow:
 
 @cache
 def next_generation() -> PublishedFigure:
-    fabric = multi_plane(_gpus(8192, 4), planes=4, radix=128, gbit_per_s=400)
+    fabric = load_network("fire-flyer-next").build()
     return PublishedFigure(
         "ff-section-9",
         "next generation: 4 planes of 128-port switches",
@@ -177,11 +170,8 @@ def _table_3() -> dict[str, tuple[Counts, tuple[BillLine, ...]]]:
         "SF": slim_fly_counts(28),
         "DF": dragonfly_counts(nodes_per_switch=16, group_switches=32, global_links=16, groups=511),
     }
-    built = {
-        "FT2": two_layer_tree(_gpus(2048), radix=64, gbit_per_s=400),
-        "MPFT": multi_plane(_gpus(2048, 8), planes=8, radix=64, gbit_per_s=400),
-        "FT3": three_layer_tree(_gpus(65_536), radix=64, gbit_per_s=400),
-    }
+    names = {"FT2": "v3-two-layer", "MPFT": "v3-multi-plane", "FT3": "v3-three-layer"}
+    built = {name: load_network(shipped).build() for name, shipped in names.items()}
     return {name: (counts, bill_of_counts(counts)) for name, counts in ideal.items()} | {
         name: (counts_of(fabric), bill_of(fabric)) for name, fabric in built.items()
     }

@@ -57,11 +57,13 @@ def links_across(fabric: Fabric, side: Collection[int]) -> int:
 
 def _largest_flow(fabric: Fabric, a: int, b: int) -> tuple[int, list[dict[int, int]]]:
     """Its size, and links that are left from each vertex to each other one."""
-    if a == b or not (0 <= a < fabric.nodes + fabric.switches) or not (0 <= b < fabric.nodes + fabric.switches):
+    nodes = fabric.nodes
+    vertices = nodes + fabric.switches
+    if a == b or not 0 <= a < vertices or not 0 <= b < vertices:
         raise UsageError(f"{fabric.name} has no pair of vertices {a} and {b}")
-    free: list[dict[int, int]] = [{} for _ in range(fabric.nodes + fabric.switches)]
+    free: list[dict[int, int]] = [{} for _ in range(vertices)]
     for cable in fabric.cables:
-        if cable.a >= fabric.nodes or cable.a in (a, b):  # other nodes do not forward
+        if cable.a >= nodes or cable.a in (a, b):  # other nodes do not forward
             links = free[cable.a].get(cable.b, 0) + cable.links
             free[cable.a][cable.b] = free[cable.b][cable.a] = links
     found = 0

@@ -37,7 +37,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """Ports of a switch."""
 
 
-class Cable(msgspec.Struct, frozen=True, array_like=True):
+class Cable(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`links` parallel links between two vertices, `a` below `b`."""
 
     a: int
@@ -73,7 +73,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def endpoints(self) -> int:
         """Ports of nodes that are connected."""
-        return sum(cable.links for cable in self.cables if cable.a < self.nodes)
+        nodes = self.nodes
+        return sum(cable.links for cable in self.cables if cable.a < nodes)
 
     @property
     def switches(self) -> int:

@@ -86,8 +86,9 @@ def _cables(fabric: Fabric, kinds: Collection[str], nodes: int, boxes: int) -> l
             node += 1
     moved = nic - node  # switches come after the NICs
     taken: dict[int, int] = defaultdict(int)
+    first = fabric.nodes
     for cable in fabric.cables:
-        if cable.a >= fabric.nodes:
+        if cable.a >= first:
             found.append(Cable(cable.a + moved, cable.b + moved, cable.links))
             continue
         for _ in range(cable.links):

@@ -76,9 +76,10 @@ def tree_bisection(fabric: Fabric, ends: Ends) -> int | None:
 
 def _links_up(fabric: Fabric) -> dict[int, Counter[int]]:
     """Of each switch to those of higher numbers."""
-    up: dict[int, Counter[int]] = {switch: Counter() for switch in range(fabric.nodes, fabric.nodes + fabric.switches)}
+    first = fabric.nodes
+    up: dict[int, Counter[int]] = {switch: Counter() for switch in range(first, first + fabric.switches)}
     for cable in fabric.cables:
-        if cable.a >= fabric.nodes:
+        if cable.a >= first:
             up[cable.a][cable.b] += cable.links
     return up
 
@@ -167,10 +168,11 @@ def dragonfly_bisection(fabric: Fabric, ends: Ends) -> int | None:
 def _groups(fabric: Fabric) -> _Groups | None:
     """Switches that follow one another and are all joined, and as many links between each two of these groups; None:
     there are no such groups."""
+    first = fabric.nodes
     near: list[Counter[int]] = [Counter() for _ in range(fabric.switches)]
     for cable in fabric.cables:
-        if cable.a >= fabric.nodes:
-            low, high = cable.a - fabric.nodes, cable.b - fabric.nodes
+        if cable.a >= first:
+            low, high = cable.a - first, cable.b - first
             near[low][high] += cable.links
             near[high][low] += cable.links
     size = next((at for at in range(1, len(near)) if any(near[at][other] == 0 for other in range(at))), len(near))

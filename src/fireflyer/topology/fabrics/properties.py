@@ -37,13 +37,13 @@ class Bisection(NamedTuple):
 
 def separated_nodes(fabric: Fabric) -> tuple[int, int] | None:
     """First node, and one that it cannot reach through switches; None where each node reaches all others."""
-    near = _switch_neighbours(fabric)
-    ends: list[list[int]] = [[] for _ in range(fabric.nodes)]
+    near, nodes = _switch_neighbours(fabric), fabric.nodes
+    ends: list[list[int]] = [[] for _ in range(nodes)]
     for cable in fabric.cables:
-        if cable.a < fabric.nodes:
-            ends[cable.a].append(cable.b - fabric.nodes)
+        if cable.a < nodes:
+            ends[cable.a].append(cable.b - nodes)
     distance = _distances(near, tuple(ends[0])) if ends else []
-    for node in range(1, fabric.nodes):
+    for node in range(1, nodes):
         if all(distance[switch] < 0 for switch in ends[node]):
             return 0, node
     return None
@@ -52,11 +52,11 @@ def separated_nodes(fabric: Fabric) -> tuple[int, int] | None:
 def diameter(fabric: Fabric) -> int | None:
     """Most switches on a shortest path between two nodes; None where some nodes cannot reach each other. Raises
     `UsageError` for a fabric that is too large to look at all pairs."""
-    near = _switch_neighbours(fabric)
+    near, nodes = _switch_neighbours(fabric), fabric.nodes
     ends: dict[int, list[int]] = {}
     for cable in fabric.cables:
-        if cable.a < fabric.nodes:
-            ends.setdefault(cable.a, []).append(cable.b - fabric.nodes)
+        if cable.a < nodes:
+            ends.setdefault(cable.a, []).append(cable.b - nodes)
     places = set(map(tuple, ends.values()))
     alike = _one_of_each(places, near)
     if len(alike) * (sum(map(len, near)) + len(places)) > MAX_WORK:
@@ -81,11 +81,12 @@ def _one_of_each(places: Collection[tuple[int, ...]], near: Sequence[Sequence[in
 
 
 def _switch_neighbours(fabric: Fabric) -> list[list[int]]:
+    nodes = fabric.nodes
     near: list[list[int]] = [[] for _ in range(fabric.switches)]
     for cable in fabric.cables:
-        if cable.a >= fabric.nodes:
-            near[cable.a - fabric.nodes].append(cable.b - fabric.nodes)
-            near[cable.b - fabric.nodes].append(cable.a - fabric.nodes)
+        if cable.a >= nodes:
+            near[cable.a - nodes].append(cable.b - nodes)
+            near[cable.b - nodes].append(cable.a - nodes)
     return near
 
 
@@ -127,14 +128,15 @@ def bisection(fabric: Fabric) -> Bisection:
     the better one of two divisions, of which nobody has shown that it is the worst: nodes in the order of their
     switches, all together, or those with links to one switch and those with several apart, as storage with a port in
     each zone. Where all switches have as many nodes, eigenvalues say which number of links no division is below."""
-    ends: dict[int, Counter[int]] = {node: Counter() for node in range(fabric.nodes)}
+    nodes = fabric.nodes
+    ends: dict[int, Counter[int]] = {node: Counter() for node in range(nodes)}
     for cable in fabric.cables:
-        if cable.a < fabric.nodes:
+        if cable.a < nodes:
             ends[cable.a][cable.b] += cable.links
     ports = {links.total() for links in ends.values()}
     if len(ports) == 1:
         if _routes_any_permutation(fabric, ends):
-            links = ports.pop() * (fabric.nodes // 2)
+            links = ports.pop() * (nodes // 2)
             return Bisection(links, links)
         for closed_form in (tree_bisection, dragonfly_bisection, slim_fly_bisection):
             found = closed_form(fabric, ends)
@@ -142,8 +144,8 @@ def bisection(fabric: Fabric) -> Bisection:
                 return Bisection(found, found)
     order = sorted(ends, key=lambda node: (min(ends[node]), node))
     single, several = ([node for node in order if (len(ends[node]) > 1) == many] for many in (False, True))
-    apart = [*single[: len(single) // 2], *several[: fabric.nodes // 2 - len(single) // 2]]
-    links = min(_links_of_division(fabric, side) for side in (order[: fabric.nodes // 2], apart))
+    apart = [*single[: len(single) // 2], *several[: nodes // 2 - len(single) // 2]]
+    links = min(_links_of_division(fabric, side) for side in (order[: nodes // 2], apart))
     return Bisection(links, spectral_bound(fabric, ends))
 
 
@@ -165,11 +167,11 @@ def _links_of_division(fabric: Fabric, half: Collection[int]) -> int:
 def _routes_any_permutation(fabric: Fabric, ends: Mapping[int, Counter[int]]) -> bool:
     """Whether that is known, since the switches are one or several Clos networks, and all nodes have as many ports in
     each of them."""
+    first = fabric.nodes
     up: dict[int, Counter[int]] = {}
     for cable in fabric.cables:
-        if cable.a >= fabric.nodes:
+        if cable.a >= first:
             up.setdefault(cable.a, Counter())[cable.b] += cable.links
-    first = fabric.nodes
     layers = []
     for layer in fabric.layers:
         layers.append(range(first, first + layer.count))
