@@ -72,8 +72,8 @@ command = SectionedGroup(
     files, and `fireflyer.fs.connect` in Python use it.
 
     Which cluster: --dir DIR, or --manager HOST:PORT with --token-file FILE; else what $FIREFLYER_FS names
-    (ff://HOST:PORT or ff:///directory), else ./fs. Paths in the cluster begin with /. A path like ff://HOST:PORT/data
-    names its cluster itself.""",
+    (ff://HOST:PORT or ff:///directory), else ./fs, else that of `ff up` in ./platform. Paths in the cluster begin
+    with /. A path like ff://HOST:PORT/data names its cluster itself.""",
     sections={
         "Files": (
             ls_command,
