@@ -21,7 +21,14 @@ from fireflyer.cli.fs.admin.rebalance import rebalance_command
 from fireflyer.cli.fs.admin.store import dump_command, load_command
 from fireflyer.cli.fs.admin.store import fsck_command as offline_fsck_command
 from fireflyer.cli.fs.admin.users import user_command
-from fireflyer.cli.fs.files.change import chown_command, mkdir_command, mv_command, rm_command, touch_command
+from fireflyer.cli.fs.files.change import (
+    chmod_command,
+    chown_command,
+    mkdir_command,
+    mv_command,
+    rm_command,
+    touch_command,
+)
 from fireflyer.cli.fs.files.copy import cp_command, get_command, put_command, sync_command
 from fireflyer.cli.fs.files.find import find_command
 from fireflyer.cli.fs.files.maintenance import bench_command, gc_command
@@ -85,6 +92,7 @@ command = SectionedGroup(
             mkdir_command,
             touch_command,
             chown_command,
+            chmod_command,
             cp_command,
             mv_command,
             rm_command,
