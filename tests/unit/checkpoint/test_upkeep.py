@@ -6,6 +6,7 @@ import json
 import os
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from fireflyer.base.errors import NoSpace, UsageError
+from fireflyer.base.errors import NoSpace, PermissionDenied, UsageError
 from fireflyer.checkpoint import capture, load_into
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.exporting import plan_export
@@ -25,6 +26,7 @@ from fireflyer.checkpoint.core.retention import to_remove
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 from fireflyer.checkpoint.dcp import load
 from fireflyer.checkpoint.importing import import_checkpoint
+from fireflyer.checkpoint.upkeep import pin, remove, unpin
 from fireflyer.cli.main import main
 from fireflyer.runtime.disk import RealDisk, RealFile
 
@@ -192,6 +194,28 @@ def test_rm_refuses_the_pinned_and_the_last_whole_one(tmp_path: Path, capsys: Ca
 
 
 # Other programs.
+
+
+@pytest.mark.parametrize(("change", "done"), [(pin, "pinned"), (unpin, "unpinned"), (remove, "removed")])
+def test_who_may_not_write_is_told_what_was_not_done(tmp_path: Path, change: Callable[..., object], done: str) -> None:
+    save_all(tmp_path, [10, 20])
+
+    class ReadOnly(RealDisk):
+        def create(self, path: str, *, direct: bool = False) -> RealFile:
+            raise PermissionDenied(f"create {path}: permission denied")
+
+        def rename(self, source: str, target: str) -> None:
+            raise PermissionDenied(f"rename {source} to {target}: permission denied")
+
+        def remove(self, path: str) -> None:
+            raise PermissionDenied(f"remove {path}: permission denied")
+
+    checkpoint = tmp_path / "step-00000010"
+    with pytest.raises(PermissionDenied) as refused:
+        change(checkpoint, disk=ReadOnly())
+    said = f"{checkpoint} is not {done}: permission denied; that needs the right to write in {tmp_path}"
+    assert refused.value.message == said
+    assert names(tmp_path) == ["step-00000010", "step-00000020"]
 
 
 def test_an_export_is_the_model_as_hugging_face_names_it(tmp_path: Path, capsys: Capture) -> None:

@@ -17,11 +17,14 @@ import pytest
 from fireflyer.base.errors import DataCorruption, FireflyerError, JobFailed, NoSpace, PermissionDenied, UsageError
 from fireflyer.cli import main
 from fireflyer.cli import version as version_verb
+from fireflyer.cli.fs.connect import ClusterTarget
 from fireflyer.cli.jobs.run import parse_environment, script_arguments
 from fireflyer.cli.platform.connect import connection_path
 from fireflyer.cluster.client import Connection
 from fireflyer.cluster.local.layout import PlatformLayout, new_platform
 from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.ids import NodeId, RoutingVersion, TargetId
+from fireflyer.fs.schema.manager import Answer, GetStatus, Request, Status, TargetStatus
 from fireflyer.identity.private_files import write_private_file
 
 Capture = pytest.CaptureFixture[str]
@@ -242,6 +245,25 @@ def test_a_platform_of_another_user_is_to_be_logged_in_to(
 def test_a_directory_that_is_not_there_is_not_searched_for_a_script(here: Path, capsys: Capture) -> None:
     said = error_of(capsys, ["submit", "--directory", "nodir", "train.py"], 2)
     assert f"--directory {here}/nodir is no directory" in said
+
+
+def test_a_node_is_not_added_for_a_target_that_another_one_has(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would stay without targets, and count as lost."""
+    status = Status(RoutingVersion(1), 1, (), (TargetStatus(TargetId(1001), NodeId(1), None, False, None),), ())
+    asked: list[Request] = []
+
+    def answer(_: ClusterTarget, requests: list[Request]) -> list[Answer]:
+        asked.extend(requests)
+        return [status for _ in requests]
+
+    monkeypatch.setattr("fireflyer.cli.fs.admin.machines.ask_all", answer)
+    write_private_file(str(tmp_path / "token"), b"fft1.0123.secret")
+    where = ["--manager", "127.0.0.1:1", "--token-file", str(tmp_path / "token")]
+    said = error_of(capsys, ["fs", "admin", "register-node", *where, "--node", "9", "--target", "1001"], 2)
+    assert "target 1001 belongs to node 1 already; give another id" in said
+    assert [type(one) for one in asked] == [GetStatus]
 
 
 def test_no_arguments_show_the_help(capsys: Capture) -> None:
