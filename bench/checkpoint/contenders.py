@@ -83,7 +83,7 @@ class Ours(Contender):
 
     def image(self, size_bytes: int) -> torch.Tensor:
         """The memory of its snapshot, for another program that has none of its own. Every save writes all of it."""
-        return self._manager._buffer._image[:size_bytes]  # noqa: SLF001 - there is no room for a second one
+        return self._manager._saving._buffer._image[:size_bytes]  # noqa: SLF001 - there is no room for a second one
 
     def save(self, state: State) -> float:
         self._step += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -17,7 +16,7 @@ from fireflyer.checkpoint.engine.directory import write_file
 from fireflyer.checkpoint.engine.ranges import Request, StoredTensor, TensorReader
 from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.engine.stream import write_stream
-from fireflyer.checkpoint.fresh import begin, commit
+from fireflyer.checkpoint.fresh import commit, filling
 from fireflyer.checkpoint.reader import open_checkpoint
 from fireflyer.checkpoint.storage import CheckpointPath, open_storage
 
@@ -55,18 +54,18 @@ def export(
     files = plan_export(specs, max_file_bytes)
     into, root, _ = open_storage(target, disk=disk)
     parent, _, name = root.rpartition("/")
-    temporary = begin(into, parent or "/", name, secrets.token_hex(8))
 
     def source(spec: TensorSpec) -> Iterator[memoryview]:
         return _bands(reader, reader.tensors[stored_name[spec.name]])
 
-    for file in files:
-        placed = place(file.tensors)
-        header = build_header(encode_entries(placed), {"format": "pt"})
-        write_stream(into, f"{parent}/{temporary}/{file.name}", header, placed, source)
-    if len(files) > 1:
-        run_steps(write_file(into, f"{parent}/{temporary}/{INDEX_FILE}", index_json(files)))
-    commit(into, parent or "/", name, temporary)
+    with filling(into, parent or "/", name) as temporary:
+        for file in files:
+            placed = place(file.tensors)
+            header = build_header(encode_entries(placed), {"format": "pt"})
+            write_stream(into, f"{parent}/{temporary}/{file.name}", header, placed, source)
+        if len(files) > 1:
+            run_steps(write_file(into, f"{parent}/{temporary}/{INDEX_FILE}", index_json(files)))
+        commit(into, parent or "/", name, temporary)
     return Exported(tuple(file.name for file in files), len(specs), sum(spec.size_bytes for spec in specs))
 
 

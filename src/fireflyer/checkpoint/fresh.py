@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import secrets
+from collections.abc import Iterator
 
-from fireflyer.base.errors import Exists, UsageError
+from fireflyer.base.errors import Exists, FireflyerError, UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.manifest import Manifest, decode_manifest, encode_manifest
 from fireflyer.checkpoint.core.names import MANIFEST_FILE
@@ -12,7 +15,7 @@ from fireflyer.checkpoint.engine.directory import remove_tree, write_file
 from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.opening import ensure_directory
 
-__all__ = ["begin", "commit", "commit_manifest", "temporary_names"]
+__all__ = ["begin", "commit", "commit_manifest", "filling", "temporary_names"]
 
 
 def temporary_names(disk: Disk, parent: str, name: str) -> list[str]:
@@ -33,6 +36,19 @@ def begin(disk: Disk, parent: str, name: str, tag: str) -> str:
     temporary = f"{_prefix(name)}{tag}"
     disk.mkdir(f"{parent}/{temporary}")
     return temporary
+
+
+@contextlib.contextmanager
+def filling(disk: Disk, parent: str, name: str) -> Iterator[str]:
+    """As `begin`, for one process. What an error leaves is removed: on a full disk it would take the space that is
+    needed to try again."""
+    temporary = begin(disk, parent, name, secrets.token_hex(8))
+    try:
+        yield temporary
+    except BaseException:
+        with contextlib.suppress(FireflyerError):
+            run_steps(remove_tree(disk, f"{parent}/{temporary}"))
+        raise
 
 
 def commit_manifest(disk: Disk, parent: str, name: str, temporary: str, manifest: Manifest) -> None:

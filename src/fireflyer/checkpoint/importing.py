@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import secrets
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -17,9 +16,9 @@ from fireflyer.checkpoint.core.names import MAX_STEP, candidates, final_name, sh
 from fireflyer.checkpoint.core.safetensors import MAX_HEADER_BYTES, TensorSpec, parse_header, place
 from fireflyer.checkpoint.engine.image import header_of
 from fireflyer.checkpoint.engine.stream import Source, write_stream
-from fireflyer.checkpoint.fresh import begin, commit_manifest
+from fireflyer.checkpoint.fresh import commit_manifest, filling
 from fireflyer.checkpoint.saved import saved_now
-from fireflyer.checkpoint.storage import CheckpointPath, open_storage
+from fireflyer.checkpoint.storage import CheckpointPath, is_remote, open_storage
 from fireflyer.runtime.disk import translate_os_error
 
 __all__ = ["Imported", "import_checkpoint"]
@@ -67,14 +66,15 @@ def import_checkpoint(
         raise UsageError(f"{shown} has a checkpoint of step {step} already; give another --step")
     placed = place(content.specs)
     header = header_of(placed, step=step, rank=0)
-    temporary = begin(into, root, name, secrets.token_hex(8))
-    record = write_stream(into, f"{root}/{temporary}/{shard_name(0, 1)}", header, placed, content.source)
-    manifest = Manifest(version_of([record]), step, 0, 1, (record,), content.values, saved=saved_now())
-    commit_manifest(into, root, name, temporary, manifest)
+    with filling(into, root, name) as temporary:
+        record = write_stream(into, f"{root}/{temporary}/{shard_name(0, 1)}", header, placed, content.source)
+        manifest = Manifest(version_of([record]), step, 0, 1, (record,), content.values, saved=saved_now())
+        commit_manifest(into, root, name, temporary, manifest)
     return Imported(name, len(content.specs), record.file_bytes)
 
 
 def _content(source: str, prefix: str, model: str | None, trust_pickles: bool) -> Content:
+    _check_there(source)
     if os.path.isfile(f"{source}/.metadata"):
         if prefix:
             raise UsageError("a checkpoint of DCP keeps its names; --prefix is for safetensors files")
@@ -86,11 +86,25 @@ def _content(source: str, prefix: str, model: str | None, trust_pickles: bool) -
     return _of_files(_files(source), prefix)
 
 
+def _check_there(source: str) -> None:
+    """Raises `UsageError` for an address of 3FS, `NotFound`, `PermissionDenied`."""
+    if is_remote(source):
+        raise UsageError(
+            f"{source} is in a cluster, and a SOURCE is read from this machine; copy it here: ff fs get -r {source} DIR"
+        )
+    try:
+        os.stat(source)
+    except FileNotFoundError:
+        raise NotFound(
+            f"{source} does not exist; give a checkpoint of DCP, a safetensors file, or a directory of them"
+        ) from None
+    except OSError as error:
+        raise translate_os_error(error, f"read {source}") from error
+
+
 def _files(source: str) -> list[str]:
     if os.path.isfile(source):
         return [source]
-    if not os.path.isdir(source):
-        raise NotFound(f"{source} does not exist; give a checkpoint of DCP, a safetensors file, or a directory of them")
     found = sorted(glob.glob(f"{glob.escape(source)}/*.safetensors"))
     if not found:
         raise UsageError(

@@ -28,12 +28,11 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from fireflyer.base.errors import Aborted, Fenced, FireflyerError, Timeout, UsageError
+from fireflyer.base.errors import Aborted, Timeout, UsageError
 from fireflyer.base.events import CheckpointReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock, Disk
@@ -41,18 +40,17 @@ from fireflyer.base.units import SECOND, format_duration
 from fireflyer.checkpoint.agreement import AGREE_TIMEOUT_NS, Agreement
 from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.fence import UNKNOWN_LAUNCH
-from fireflyer.checkpoint.core.manager import SaveMachine, Settings
+from fireflyer.checkpoint.core.manager import Settings
 from fireflyer.checkpoint.core.manifest import PlanRecord, check_plain, continue_plans
 from fireflyer.checkpoint.core.schedule import Periods, Schedule
-from fireflyer.checkpoint.engine.image import Share
 from fireflyer.checkpoint.engine.save import BackgroundSave, SaveHandle
-from fireflyer.checkpoint.engine.steps import GIVEN_UP, run_steps
+from fireflyer.checkpoint.engine.steps import GIVEN_UP
 from fireflyer.checkpoint.joining import find_peers
-from fireflyer.checkpoint.opening import become_writer, open_root, stored_plan
+from fireflyer.checkpoint.opening import stored_plan
 from fireflyer.checkpoint.restored import Restored, Targets
 from fireflyer.checkpoint.restoring import Restoring
-from fireflyer.checkpoint.saved import saved_now
-from fireflyer.checkpoint.snapshot import Content, Layout, Snapshot, SnapshotBuffer, describe_state, plan_snapshot
+from fireflyer.checkpoint.saving import Saving
+from fireflyer.checkpoint.snapshot import Content
 from fireflyer.checkpoint.state import State
 from fireflyer.checkpoint.storage import CheckpointPath, is_remote, open_storage
 from fireflyer.runtime.clock import MonotonicClock
@@ -64,8 +62,6 @@ __all__ = ["CheckpointManager"]
 _log = logging.getLogger(__name__)
 COMMIT_TIMEOUT_NS = 1800 * SECOND
 """How long one save may wait for another rank."""
-_GIVING_UP_NS = SECOND
-"""For the operation at hand of a save that is given up. It may hang; then nobody waits for it."""
 
 
 class CheckpointManager:
@@ -123,11 +119,10 @@ class CheckpointManager:
             )
         storage = open_storage(directory, disk=disk)
         self.rank, self.world_size = rank, world_size
-        self._store, self._disk, self._on_event = store, storage.disk, on_event
+        self._disk = storage.disk
         self._clock = clock or MonotonicClock()
-        whole_job = None if job_plan is None else check_plain(job_plan, "job_plan")
         self._plan_now: dict[str, Any] = check_plain(plan or {}, "plan")
-        self._settings = Settings(
+        settings = Settings(
             rank=rank,
             world_size=world_size,
             attempt=attempt,
@@ -135,36 +130,39 @@ class CheckpointManager:
             keep_every=keep_every,
             prefix=f"checkpoint/{name}",
             timeout_ns=timeout_ns,
-            job_plan=whole_job,
+            job_plan=None if job_plan is None else check_plain(job_plan, "job_plan"),
             plans=(PlanRecord(1, world_size, self._plan_now),),
             writer=secrets.token_hex(4),
         )
-        self._launch = hashlib.blake2b(launch.encode(), digest_size=8).hexdigest() if launch else UNKNOWN_LAUNCH
+        self._timeout_ns = timeout_ns
         self._schedule = Schedule(Periods(period_steps, period_ns, mttf_ns), start_ns=self._clock.now_ns())
-        self._devices = DeviceCopies()
-        self._buffer = SnapshotBuffer(self._devices)
-        self._content: Content | None = None
-        self._layout: Layout | None = None
-        self._current: BackgroundSave | None = None
         self._unmeasured: tuple[BackgroundSave, int] | None = None
         """A save that training goes on beside, and since when training waited for it."""
-        self._sequence = 0
-        self._refused: tuple[str, ...] = ()
-        self._forget_from = 1
         self._closed = False
         self._owned_store: Store | None = None
         self._waits_at_the_end = False
-        prefix = f"{self._settings.prefix}/{attempt}"
-        self._agreement = Agreement(store, prefix, rank=rank, world_size=world_size)
-        self._restoring = Restoring(self._disk, self._devices, self._agreement, rank)
+        self._agreement = Agreement(store, f"{settings.prefix}/{attempt}", rank=rank, world_size=world_size)
         self.directory, self._shown = storage.root, storage.name
         if world_size > 1 and not is_remote(directory) and not os.path.isabs(directory):
             told = self._agreement.agree("directory", self.directory.encode())
             self.directory = self._shown = told.decode(errors="surrogateescape")
+        devices = DeviceCopies()
+        self._restoring = Restoring(self._disk, devices, self._agreement, rank)
+        self._saving = Saving(
+            settings,
+            disk=self._disk,
+            store=store,
+            clock=self._clock,
+            root=self.directory,
+            launch=hashlib.blake2b(launch.encode(), digest_size=8).hexdigest() if launch else UNKNOWN_LAUNCH,
+            agreement=self._agreement,
+            devices=devices,
+            on_event=on_event,
+        )
         if rank == 0:
             if store is not None and attempt > 0:
-                store.delete_prefix(f"{self._settings.prefix}/{attempt - 1}/")
-            self._open(whole_job)
+                store.delete_prefix(f"{settings.prefix}/{attempt - 1}/")
+            self._saving.open_directory(self._shown, will_save=self._schedule.periodic)
 
     @classmethod
     def from_environment(
@@ -196,26 +194,6 @@ class CheckpointManager:
         manager._waits_at_the_end = peers.store_ends_with_rank_0 and peers.world_size > 1
         return manager
 
-    def _open(self, plan: dict[str, Any] | None) -> None:
-        steps = open_root(
-            self._disk,
-            self.directory,
-            plan,
-            launch=self._launch,
-            attempt=self._settings.attempt,
-            tag=self._settings.writer,
-            will_save=self._schedule.periodic,
-        )
-        opened = run_steps(steps)
-        for note in opened.notes:
-            _log.warning("checkpoint directory needs attention directory=%s reason=%s", self._shown, note)
-        if opened.writer is not None:
-            self._settings = msgspec.structs.replace(
-                self._settings, writer_directory=opened.writer.name, newest_step=opened.newest_step
-            )
-        if plan is None:
-            self._settings = msgspec.structs.replace(self._settings, job_plan=self.stored_plan())
-
     # Saving.
 
     @property
@@ -225,7 +203,7 @@ class CheckpointManager:
 
     @property
     def saving(self) -> bool:
-        return self._current is not None and not self._current.ended
+        return self._saving.busy
 
     def due(self, step: int, now_ns: int) -> bool:
         """Whether to save now that `step` steps are done; the same answer on every rank. With a period in time rank 0
@@ -254,21 +232,7 @@ class CheckpointManager:
         """Allocates and touches the memory for snapshots of states like this one, so that the first save is not slow.
         All ranks call it, before training, or without `blocking` while it goes on. Raises `UsageError`, also where
         ranks have different tensors of one name."""
-        if self.saving:
-            raise UsageError("a save is in flight; call reserve before the first save")
-        plan = self._plan(state, self._describe(state), AGREE_TIMEOUT_NS)
-        if plan is None:
-            return
-        if blocking:
-            copies = self._buffer.take(0, plan).copies
-            if copies is not None:
-                copies.wait()
-        else:
-            self._buffer.reserve_beside(plan)
-
-    def _describe(self, state: State) -> Content:
-        self._content = describe_state(state.shared, state.own, state.of_rank_0, last=self._content)
-        return self._content
+        self._saving.reserve(state, blocking=blocking)
 
     def save(
         self,
@@ -302,20 +266,20 @@ class CheckpointManager:
                 f"the state is a {type(state).__name__}; give a State, as capture(model, optimizer) makes it"
             )
         values = check_plain(state.values, "state.values")
-        content = self._describe(state)
+        content = self._saving.describe(state)
         handle = SaveHandle(step)
         if blocking and timeout_ns is not None:
             return self._save_within(start_ns + timeout_ns, step, state, content, values, handle, start_ns)
-        if blocking and self._current is not None:
-            self._current.join()
-        plan = self._plan(state, content, self._settings.timeout_ns if blocking else AGREE_TIMEOUT_NS)
+        if blocking:
+            self.wait()
+        plan = self._saving.plan(state, content, self._timeout_ns if blocking else AGREE_TIMEOUT_NS)
         if plan is None:
             self._schedule.skip(step)
             handle.skip()
             return handle
         since_ns = self._schedule.due_since_ns(step, start_ns)
         self._schedule.began(step, start_ns)
-        save = self._begin(step, plan, values, handle, start_ns, deferred)
+        save = self._saving.begin(step, plan, values, handle, start_ns, deferred)
         if blocking:
             self.wait()
         else:
@@ -348,113 +312,24 @@ class CheckpointManager:
         """Rank 0 says whether it may begin, and nobody who waits for it has more time than it."""
         if self._join_until(until_ns):
             try:
-                plan = self._plan(state, content, max(1, until_ns - self._clock.now_ns()))
+                plan = self._saving.plan(state, content, max(1, until_ns - self._clock.now_ns()))
                 if plan is not None:
                     self._schedule.began(step, start_ns)
-                    self._begin(step, plan, values, handle, start_ns, ())
+                    self._saving.begin(step, plan, values, handle, start_ns, ())
                     self._join_until(until_ns)
             except Timeout as error:
                 _log.warning("checkpoint step=%d was not begun in time: %s", step, error)
-        if self._current is not None and self.saving:
-            self._current.give_up()
-            self._current.join(_GIVING_UP_NS)
+        self._saving.give_up()
         handle.finish(None, Aborted(GIVEN_UP))  # nothing happens where it has ended
         return handle
 
     def _join_until(self, until_ns: int) -> bool:
         """Whether no save is in flight any more."""
-        if self._current is not None:
-            self._current.join(max(0, until_ns - self._clock.now_ns()))
-        return not self.saving
-
-    def _plan(self, state: State, content: Content, timeout_ns: int) -> Snapshot | None:
-        """What this rank is to copy; None where the save is skipped. Rank 0 decides. The others finish what they were
-        at: rank 0 has, so theirs is committed or given up. Before a save that blocks rank 0 ends the one before, and
-        removes what that has replaced: as long as a save may take."""
-        self._sequence += 1
-        fenced = self._current.error.message if self._current and isinstance(self._current.error, Fenced) else None
-        begin = self._agreement.begin(str(self._sequence), content, timeout_ns, free=not self.saving, fenced=fenced)
-        if begin is None:
-            return None
-        if self._current is not None and self.world_size > 1:
-            self._current.give_up_and_join()
-        plan = plan_snapshot(
-            self.rank, self.world_size, state.shared, state.own, content, begin.agreed, last=self._layout
-        )
-        self._layout = plan.layout
-        return plan
-
-    def _begin(
-        self,
-        step: int,
-        plan: Snapshot,
-        values: dict[str, Any],
-        handle: SaveHandle,
-        start_ns: int,
-        deferred: Collection[str],
-    ) -> BackgroundSave:
-        if self._current is not None and self._current.committed:
-            self._forget_from = self._current.sequence
-            if self._settings.newest_step is not None:
-                newest_step = max(self._settings.newest_step, self._current.step)
-                self._settings = msgspec.structs.replace(self._settings, newest_step=newest_step)
-        failure = self._become_writer() if self.rank == 0 else None
-        machine = SaveMachine(
-            self._settings,
-            step=step,
-            sequence=self._sequence,
-            values=values,
-            refused=self._refused,
-            forget_from=self._forget_from,
-            saved=saved_now(),
-        )
-
-        def take() -> Share:
-            if failure is not None:
-                raise failure
-            return self._buffer.take(step, plan, deferred=deferred)
-
-        save = self._current = BackgroundSave(
-            machine,
-            handle,
-            disk=self._disk,
-            store=self._store,
-            root=self.directory,
-            clock=self._clock,
-            start_ns=start_ns,
-            report=self._report,
-            take=take,
-        )
-        save.start()
-        return save
-
-    def _become_writer(self) -> FireflyerError | None:
-        """Where the directory could not be written at the start: perhaps it can now. Returns why not."""
-        settings = self._settings
-        if settings.writer_directory:
-            return None
-        steps = become_writer(
-            self._disk, self.directory, launch=self._launch, attempt=settings.attempt, tag=settings.writer
-        )
-        try:
-            writer = run_steps(steps)
-        except FireflyerError as error:
-            return error
-        self._settings = msgspec.structs.replace(settings, writer_directory=writer.name)
-        return None
-
-    def _report(self, report: CheckpointReport) -> None:
-        if report.error is None:
-            _log.info("checkpoint committed step=%d bytes=%d write_ns=%d", report.step, report.bytes, report.write_ns)
-        else:
-            _log.warning("checkpoint failed, training goes on step=%d reason=%s", report.step, report.error)
-        if self._on_event is not None:
-            self._on_event(report)
+        return self._saving.join(max(0, until_ns - self._clock.now_ns()))
 
     def wait(self) -> None:
         """Wait until no save is in flight, tidying up included. Raises nothing."""
-        if self._current is not None:
-            self._current.join()
+        self._saving.join()
 
     def close(self, timeout_ns: int | None = None) -> None:
         """Waits for the save in flight, at most so long if it is given: after an error nobody should wait for ranks
@@ -466,8 +341,8 @@ class CheckpointManager:
             self.wait()
             if self._waits_at_the_end:
                 self._agreement.leave_together()
-        elif self._current is not None:
-            self._current.join(timeout_ns)
+        else:
+            self._saving.join(timeout_ns)
         if self._owned_store is not None and not self.saving:
             self._owned_store.close()
 
@@ -508,11 +383,10 @@ class CheckpointManager:
         Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
         valid, or when this rank reads other bytes than rank 0 did."""
         targets = Targets(into or {}, like or {}, wanted)
-        restored, refused = self._restoring.restore(self.directory, self._shown, targets, self._settings.timeout_ns)
-        self._refused = tuple(entry.name for entry in refused)
+        restored, refused = self._restoring.restore(self.directory, self._shown, targets, self._timeout_ns)
+        self._saving.refused = tuple(entry.name for entry in refused)
         if restored is not None:
             now = PlanRecord(restored.step + 1, self.world_size, self._plan_now)
-            plans = continue_plans(restored.plans, now)
-            self._settings = msgspec.structs.replace(self._settings, plans=plans)
+            self._saving.set_plans(continue_plans(restored.plans, now))
             self._schedule.began(restored.step, self._clock.now_ns())
         return restored

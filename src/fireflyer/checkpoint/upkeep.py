@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from fireflyer.base.errors import Exists, FireflyerError, NotFound, TransientError, UsageError
+from fireflyer.base.errors import Exists, FireflyerError, NotFound, PermissionDenied, TransientError, UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, candidates, is_pinned, parse_final, pin_name, trash_name
@@ -41,13 +41,26 @@ def _locate(path: CheckpointPath, disk: Disk | None) -> _Located:
     return _Located(disk, root or "/", name, shown)
 
 
+@contextlib.contextmanager
+def _permitted(shown: str, done: str) -> Iterator[None]:
+    """Who may not write is told what was not done, and not which name beside the checkpoint could not be made."""
+    try:
+        yield
+    except PermissionDenied:
+        above = shown.rpartition("/")[0]
+        raise PermissionDenied(
+            f"{shown} is not {done}: permission denied; that needs the right to write in {above}"
+        ) from None
+
+
 def pin(path: CheckpointPath, disk: Disk | None = None) -> bool:
     """From now on no job and no `remove` removes the checkpoint. Returns whether it was not pinned before. Raises
     `NotFound`, also where a job removes it at this moment."""
     disk, root, name, shown = _locate(path, disk)
     marker = f"{root}/{pin_name(name)}"
     try:
-        run_steps(write_file(disk, marker, b""))
+        with _permitted(shown, "pinned"):
+            run_steps(write_file(disk, marker, b""))
     except Exists:
         return False
     disk.sync_dir(root)
@@ -60,9 +73,10 @@ def pin(path: CheckpointPath, disk: Disk | None = None) -> bool:
 
 def unpin(path: CheckpointPath, disk: Disk | None = None) -> bool:
     """It may be removed again. Returns whether it was pinned."""
-    disk, root, name, _ = _locate(path, disk)
+    disk, root, name, shown = _locate(path, disk)
     try:
-        disk.remove(f"{root}/{pin_name(name)}")
+        with _permitted(shown, "unpinned"):
+            disk.remove(f"{root}/{pin_name(name)}")
     except NotFound:
         return False
     disk.sync_dir(root)
@@ -79,7 +93,8 @@ def remove(path: CheckpointPath, *, force: bool = False, disk: Disk | None = Non
     if not force and _is_last(disk, root, name, names):
         raise UsageError(f"{shown} is the last whole checkpoint there; give --force to remove it all the same")
     trash = trash_name(name, names)
-    disk.rename(f"{root}/{name}", f"{root}/{trash}")
+    with _permitted(shown, "removed"):
+        disk.rename(f"{root}/{name}", f"{root}/{trash}")
     disk.sync_dir(root)
     run_steps(remove_tree(disk, f"{root}/{trash}"))
 

@@ -81,14 +81,17 @@ def bytes_with_unit(option: str, text: str) -> int:
 
 
 class Duration(click.ParamType[Any]):
-    """`90s`, `30m`, `2h` or `90d`, as nanoseconds; more than nothing."""
+    """`90s`, `30m`, `2h` or `90d`, as nanoseconds; more than nothing, unless `zero`."""
 
     name = "duration"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, int):
             return value
         match = _DURATION.fullmatch(value)
-        if match is None or not int(match[1]):
+        if match is None or not (int(match[1]) or self._zero):
             self.fail(f"{value!r} is no duration; write it like 90s, 30m, 2h or 90d", param, ctx)
         return int(match[1]) * _UNITS_S[match[2]] * SECOND

@@ -28,7 +28,7 @@ from fireflyer.codesign.schedule import build_schedule
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.arrays import DTYPES
 from fireflyer.recipes.deepseek import recorded_routing
-from fireflyer.recipes.trainer import run as trainer
+from fireflyer.recipes.trainer.building import arrange
 from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.models import build_model
@@ -78,7 +78,7 @@ def measure(recipe: Recipe) -> dict[str, Any]:
     built = build_model(recipe.model, context=plan.sequence_tokens, device=torch.device("cpu"))
     stages = build_schedule(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks).placement.stages
     sent = Sent(tags_of(stages, plan.micro_batches))
-    with trainer._arrange(built, shape, mesh, recipe) as arrangement:
+    with arrange(built, shape, mesh, recipe) as arrangement:
         generator = torch.Generator().manual_seed(mesh.group("data").rank())
         size = (plan.batch_sequences // plan.data, plan.sequence_tokens)
         inputs, targets = torch.randint(0, shape.vocabulary, (2, *size), generator=generator)

@@ -22,7 +22,7 @@ from tests.support.trainer.recipes import raw_recipe
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from fireflyer.recipes.trainer import run as trainer
+from fireflyer.recipes.trainer.building import arrange
 from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.models import build_model
@@ -38,7 +38,7 @@ def measure(recipe: Recipe) -> dict[str, int]:
     mesh = PlanMesh(plan, device_type="cpu", node=0)
     torch.manual_seed(0)
     built = build_model(recipe.model, context=plan.sequence_tokens, device=torch.device("cpu"))
-    with trainer._arrange(built, shape, mesh, recipe) as arrangement:
+    with arrange(built, shape, mesh, recipe) as arrangement:
         generator = torch.Generator().manual_seed(mesh.group("data").rank())
         size = (plan.batch_sequences // plan.data, plan.sequence_tokens)
         inputs, targets = torch.randint(0, shape.vocabulary, (2, *size), generator=generator)

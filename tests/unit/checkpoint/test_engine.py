@@ -194,11 +194,11 @@ def test_a_second_snapshot_uses_the_memory_and_the_layout_of_the_first() -> None
 def test_memory_that_is_made_beside_training_is_what_the_first_save_takes(tmp_path: Path) -> None:
     with manager(tmp_path) as ours:
         ours.reserve(state_of(5), blocking=False)
-        ours._buffer._join()
-        made = ours._buffer._image
+        ours._saving._buffer._join()
+        made = ours._saving._buffer._image
         assert made.numel()
         ours.save(5, state_of(5), blocking=True).result()
-        assert ours._buffer._image is made
+        assert ours._saving._buffer._image is made
     assert same(newest(tmp_path), 5)
 
 

@@ -353,7 +353,7 @@ def test_a_writer_of_a_save_that_was_given_up_stops_when_the_next_one_begins(tmp
 
     def save(ours: CheckpointManager) -> str | None:
         if ours.rank == 1:
-            threading.Thread(target=go_on_when_given_up, args=(ours._current,)).start()
+            threading.Thread(target=go_on_when_given_up, args=(ours._saving._current,)).start()
         return ours.save(20, rank_state(ours.rank, 20)).result()
 
     assert ranks.together(save) == ["step-00000020"] * 2
@@ -385,7 +385,7 @@ def test_what_rank_0_said_before_a_save_was_given_up_is_heard(tmp_path: Path, di
             value = store.get(key, 30 * SECOND)
             if key.endswith("/1/outcome") and not self.told:
                 self.told = True
-                follower._current._given_up.set()  # type: ignore[union-attr]
+                follower._saving._current._given_up.set()  # type: ignore[union-attr]
                 raise Timeout("nothing yet")
             return value
 

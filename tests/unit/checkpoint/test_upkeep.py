@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import NoSpace, PermissionDenied, UsageError
 from fireflyer.checkpoint import capture, load_into
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.exporting import plan_export
@@ -24,7 +26,9 @@ from fireflyer.checkpoint.core.retention import to_remove
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 from fireflyer.checkpoint.dcp import load
 from fireflyer.checkpoint.importing import import_checkpoint
+from fireflyer.checkpoint.upkeep import pin, remove, unpin
 from fireflyer.cli.main import main
+from fireflyer.runtime.disk import RealDisk, RealFile
 
 Capture = pytest.CaptureFixture[str]
 
@@ -192,6 +196,28 @@ def test_rm_refuses_the_pinned_and_the_last_whole_one(tmp_path: Path, capsys: Ca
 # Other programs.
 
 
+@pytest.mark.parametrize(("change", "done"), [(pin, "pinned"), (unpin, "unpinned"), (remove, "removed")])
+def test_who_may_not_write_is_told_what_was_not_done(tmp_path: Path, change: Callable[..., object], done: str) -> None:
+    save_all(tmp_path, [10, 20])
+
+    class ReadOnly(RealDisk):
+        def create(self, path: str, *, direct: bool = False) -> RealFile:
+            raise PermissionDenied(f"create {path}: permission denied")
+
+        def rename(self, source: str, target: str) -> None:
+            raise PermissionDenied(f"rename {source} to {target}: permission denied")
+
+        def remove(self, path: str) -> None:
+            raise PermissionDenied(f"remove {path}: permission denied")
+
+    checkpoint = tmp_path / "step-00000010"
+    with pytest.raises(PermissionDenied) as refused:
+        change(checkpoint, disk=ReadOnly())
+    said = f"{checkpoint} is not {done}: permission denied; that needs the right to write in {tmp_path}"
+    assert refused.value.message == said
+    assert names(tmp_path) == ["step-00000010", "step-00000020"]
+
+
 def test_an_export_is_the_model_as_hugging_face_names_it(tmp_path: Path, capsys: Capture) -> None:
     model = save_model(tmp_path / "c")
     code, out, _ = ff(capsys, "export", tmp_path / "c", tmp_path / "one")
@@ -220,7 +246,7 @@ def test_an_export_of_damage_leaves_nothing(tmp_path: Path, capsys: Capture) -> 
     flip(shard, shard.read_bytes().index(model.state_dict()["1.bias"].numpy().tobytes()) + 5)
     code, _, err = ff(capsys, "export", tmp_path / "c", tmp_path / "out")
     assert (code, "'model/1.bias'" in err) == (1, True)
-    assert not (tmp_path / "out").exists()
+    assert os.listdir(tmp_path) == ["c"], "not under a temporary name either, which takes space of a full disk"
 
 
 def test_files_are_filled_in_order_up_to_their_size() -> None:
@@ -260,6 +286,32 @@ def test_files_that_are_no_safetensors_are_refused(
     code, _, err = ff(capsys, "import", tmp_path / "a.safetensors", tmp_path / "new", "--step", "3")
     assert (code, reason in err, err.count("\n")) == (1, True, 1), err
     assert not (tmp_path / "new").exists()
+
+
+def test_an_import_that_ends_in_the_middle_leaves_nothing(tmp_path: Path, capsys: Capture) -> None:
+    save_model(tmp_path / "c")
+    ff(capsys, "export", tmp_path / "c", tmp_path / "hf")
+
+    class Full(RealDisk):
+        def create(self, path: str, *, direct: bool = False) -> RealFile:
+            if path.endswith("manifest.json"):
+                raise NoSpace(f"create {path}: no space left on the device")
+            return super().create(path, direct=direct)
+
+    with pytest.raises(NoSpace):
+        import_checkpoint(str(tmp_path / "hf"), tmp_path / "new", step=3, disk=Full())
+    assert os.listdir(tmp_path / "new") == []
+
+
+def test_why_a_source_of_an_import_cannot_be_read_is_told(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("")
+    for source, said in (
+        ("ff:///llama", "is in a cluster, and a SOURCE is read from this machine; copy it here: ff fs get -r"),
+        (tmp_path / "none", "none does not exist; give a checkpoint of DCP, a safetensors file, or"),
+        (tmp_path / "file" / "hf", "file/hf: a component of the path is not a directory"),
+    ):
+        _, _, err = ff(capsys, "import", source, tmp_path / "new", "--step", "3")
+        assert said in err
 
 
 def test_a_checkpoint_of_dcp_becomes_one_of_ours(tmp_path: Path, capsys: Capture) -> None:

@@ -14,14 +14,17 @@ import click
 import msgspec
 import pytest
 
-from fireflyer.base.errors import DataCorruption, FireflyerError, JobFailed, NoSpace, UsageError
+from fireflyer.base.errors import DataCorruption, FireflyerError, JobFailed, NoSpace, PermissionDenied, UsageError
 from fireflyer.cli import main
 from fireflyer.cli import version as version_verb
+from fireflyer.cli.fs.connect import ClusterTarget
 from fireflyer.cli.jobs.run import parse_environment, script_arguments
 from fireflyer.cli.platform.connect import connection_path
 from fireflyer.cluster.client import Connection
 from fireflyer.cluster.local.layout import PlatformLayout, new_platform
 from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.ids import NodeId, RoutingVersion, TargetId
+from fireflyer.fs.schema.manager import Answer, GetStatus, Request, Status, TargetStatus
 from fireflyer.identity.private_files import write_private_file
 
 Capture = pytest.CaptureFixture[str]
@@ -202,6 +205,65 @@ def test_a_platform_of_a_login_that_does_not_answer_says_to_log_in_again(
     write_private_file(connection_path(), msgspec.json.encode(Connection(url=unused_url, token="t")))
     said = error_of(capsys, ["ps"], 1)
     assert f"{connection_path()} names it: if it has moved, log in again (ff login URL)" in said
+
+
+def test_a_platform_that_is_not_there_is_told_with_what_named_it(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FIREFLYER_PLATFORM", "lab")
+    said = error_of(capsys, ["ps"], 2)
+    assert said.startswith("error: the environment variable FIREFLYER_PLATFORM is 'lab': there is no such file")
+    assert error_of(capsys, ["ps", "--platform", "x"], 2).startswith("error: --platform 'x': there is no such file")
+    said = error_of(capsys, ["status"], 1)
+    assert f"{here}/lab holds no platform of `ff up`; start one: ff up -d, or name its directory with --dir" in said
+    assert f"{here}/x holds no platform" in error_of(capsys, ["status", "--platform", "x"], 1), "as of other commands"
+    assert f"{here}/x holds no platform" in error_of(capsys, ["down", "--platform", "x", "--grace", "0s"], 1)
+
+
+def test_a_platform_of_another_user_is_to_be_logged_in_to(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FIREFLYER_PLATFORM", raising=False)
+    layout = PlatformLayout("platform")
+    layout.make_directory()
+    layout.save(new_platform(1, 1, 0))
+    write_private_file(layout.connection_file, b"{}")
+
+    def refused(path: str, _: int) -> bytes:
+        raise PermissionDenied(f"read {path}: permission denied; check the owner and mode of the path")
+
+    monkeypatch.setattr("fireflyer.cluster.local.layout.read_private_file", refused)
+    monkeypatch.setattr("fireflyer.cluster.client.read_private_file", refused)
+    assert "check the owner and mode of the path" in error_of(capsys, ["ps"], 1), "it is this user's own"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    for command in ("ps", "status"):
+        assert "platform was started by another user; log in to it: ff login URL" in error_of(capsys, [command], 1)
+    said = error_of(capsys, ["down"], 1)
+    assert "platform was started by another user, who can end it; you may stop your own tasks: ff stop TASK" in said
+
+
+def test_a_directory_that_is_not_there_is_not_searched_for_a_script(here: Path, capsys: Capture) -> None:
+    said = error_of(capsys, ["submit", "--directory", "nodir", "train.py"], 2)
+    assert f"--directory {here}/nodir is no directory" in said
+
+
+def test_a_node_is_not_added_for_a_target_that_another_one_has(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would stay without targets, and count as lost."""
+    status = Status(RoutingVersion(1), 1, (), (TargetStatus(TargetId(1001), NodeId(1), None, False, None),), ())
+    asked: list[Request] = []
+
+    def answer(_: ClusterTarget, requests: list[Request]) -> list[Answer]:
+        asked.extend(requests)
+        return [status for _ in requests]
+
+    monkeypatch.setattr("fireflyer.cli.fs.admin.machines.ask_all", answer)
+    write_private_file(str(tmp_path / "token"), b"fft1.0123.secret")
+    where = ["--manager", "127.0.0.1:1", "--token-file", str(tmp_path / "token")]
+    said = error_of(capsys, ["fs", "admin", "register-node", *where, "--node", "9", "--target", "1001"], 2)
+    assert "target 1001 belongs to node 1 already; give another id" in said
+    assert [type(one) for one in asked] == [GetStatus]
 
 
 def test_no_arguments_show_the_help(capsys: Capture) -> None:

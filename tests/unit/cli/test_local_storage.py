@@ -19,6 +19,7 @@ from fireflyer.cluster.local.config import StorageWish, UpConfig
 from fireflyer.cluster.local.layout import PlatformLayout, new_platform
 from fireflyer.fs.service.local.layout import Layout, new_cluster
 from fireflyer.identity import TokenStore
+from fireflyer.runtime.processes.run_lock import RunLock
 
 
 @pytest.fixture
@@ -115,7 +116,8 @@ def test_its_users_are_changed_and_it_is_started_by_the_words_of_the_platform(
     storage.layout.write_admin_token("fft1.0123.secret")
     assert main(["fs", "admin", "user", "list", "--dir", layout.storage_directory]) == 2
     assert "are those of its platform: ff user add" in capsys.readouterr().err
-    assert main(["fs", "up", "--dir", layout.storage_directory]) == 2
+    with RunLock(storage.layout.lock_file, "ff"):  # also while it runs: `ff fs down` would not end it
+        assert main(["fs", "up", "--dir", layout.storage_directory]) == 2
     assert f"start both: ff up --dir {layout.directory}" in capsys.readouterr().err
 
 

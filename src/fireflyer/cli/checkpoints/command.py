@@ -15,7 +15,8 @@ command = SectionedGroup(
     help="""Checkpoints that `TrainingLoop`, `CheckpointManager` or `dcp.save` with `FireFlyerWriter` have saved.
 
     PATH is one checkpoint (runs/checkpoints/step-00000100), DIR the directory that holds them; both may be of the
-    file system: ff://HOST:PORT/ckpt/run1, or ff:///ckpt/run1 in the cluster that $FIREFLYER_FS names.""",
+    file system: ff://HOST:PORT/ckpt/run1, or ff:///ckpt/run1 in the cluster that $FIREFLYER_FS names, else that in
+    ./fs, else that of `ff up` in ./platform.""",
     sections={
         "Look at them": (ls_command, show_command, verify_command),
         "Keep and remove": (pin_command, unpin_command, rm_command),

@@ -14,7 +14,7 @@ command = SectionedGroup(
     help="""Data sets of record shards, which ranks read at random and resume exactly: `fireflyer.data` in Python.
 
     A data set is a directory of this machine, or ff://HOST:PORT/path or ff:///path in 3FS; the cluster of ff:///path is
-    the one that $FIREFLYER_FS names, else that in ./fs.""",
+    the one that $FIREFLYER_FS names, else that in ./fs, else that of `ff up` in ./platform.""",
     sections={"Data sets": (pack_command, info_command, verify_command)},
     examples=(
         ("ff data pack --format jsonl --field text web.jsonl ff:///data/web", "a record for each line"),

@@ -21,7 +21,14 @@ from fireflyer.cli.fs.admin.rebalance import rebalance_command
 from fireflyer.cli.fs.admin.store import dump_command, load_command
 from fireflyer.cli.fs.admin.store import fsck_command as offline_fsck_command
 from fireflyer.cli.fs.admin.users import user_command
-from fireflyer.cli.fs.files.change import chown_command, mkdir_command, mv_command, rm_command, touch_command
+from fireflyer.cli.fs.files.change import (
+    chmod_command,
+    chown_command,
+    mkdir_command,
+    mv_command,
+    rm_command,
+    touch_command,
+)
 from fireflyer.cli.fs.files.copy import cp_command, get_command, put_command, sync_command
 from fireflyer.cli.fs.files.find import find_command
 from fireflyer.cli.fs.files.maintenance import bench_command, gc_command
@@ -72,8 +79,8 @@ command = SectionedGroup(
     files, and `fireflyer.fs.connect` in Python use it.
 
     Which cluster: --dir DIR, or --manager HOST:PORT with --token-file FILE; else what $FIREFLYER_FS names
-    (ff://HOST:PORT or ff:///directory), else ./fs. Paths in the cluster begin with /. A path like ff://HOST:PORT/data
-    names its cluster itself.""",
+    (ff://HOST:PORT or ff:///directory), else ./fs, else that of `ff up` in ./platform. Paths in the cluster begin
+    with /. A path like ff://HOST:PORT/data names its cluster itself.""",
     sections={
         "Files": (
             ls_command,
@@ -85,6 +92,7 @@ command = SectionedGroup(
             mkdir_command,
             touch_command,
             chown_command,
+            chmod_command,
             cp_command,
             mv_command,
             rm_command,

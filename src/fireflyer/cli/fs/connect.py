@@ -33,7 +33,10 @@ __all__ += ["directory_of", "expect", "local", "named", "reach", "routing", "tar
 
 DEFAULT_DIRECTORY: Final = "fs"
 TARGET_VARIABLE: Final = "FIREFLYER_FS"
-CLUSTER_HELP: Final = f"Directory of a cluster that `ff fs up` made.  [default: what ${TARGET_VARIABLE} names, or ./fs]"
+CLUSTER_HELP: Final = (
+    f"Directory of a cluster that `ff fs up` made.  [default: what ${TARGET_VARIABLE} names, or ./fs, or "
+    "./platform/storage of `ff up`]"
+)
 ENDED_S: Final = 1.0
 """For an answer of a cluster whose `ff fs up` is not there: its managers may still be, run by hand."""
 T = TypeVar("T")

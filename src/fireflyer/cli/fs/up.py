@@ -109,6 +109,11 @@ def up_command(
     if failure_timeout is not None and not 0.1 <= failure_timeout <= 3600:
         raise UsageError(f"--failure-timeout {failure_timeout}: give 0.1 to 3600 seconds")
     layout = Layout(directory)
+    if layout.exists() and layout.load().accounts:  # before its lock: who holds that is ended by `ff down`
+        raise UsageError(
+            f"{layout.directory} belongs to a platform, whose users it has; start both: ff up --dir "
+            f"{quote(os.path.dirname(layout.directory))}"
+        )
     layout.make_directory()
     if detach:
         return run_detached(sys.argv[1:], os.path.join(layout.directory, UP_LOG))
@@ -116,11 +121,6 @@ def up_command(
         wanted = {"nodes": nodes, "replicas": replicas, "targets-per-node": targets_per_node, "managers": managers}
         if layout.exists():
             cluster = layout.load()
-            if cluster.accounts:
-                raise UsageError(
-                    f"{layout.directory} belongs to a platform, whose users it has; start both: ff up --dir "
-                    f"{os.path.dirname(layout.directory)}"
-                )
             _check_same(layout, cluster, wanted, store, failure_timeout)
             if relaxed is not None and cluster.durable == relaxed:
                 cluster = msgspec.structs.replace(cluster, durable=not relaxed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from fireflyer.base.errors import NotFound, UsageError
+from fireflyer.base.errors import NotFound, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "clock",
     "connected",
     "connection_path",
+    "of_another",
     "plain",
     "platform_option",
 ]
@@ -64,6 +65,22 @@ def connected(platform: str | None) -> Client:
         raise NotFound(
             f"no platform is known: {path} does not exist; start one here with `ff up -d`, or log in: ff login URL"
         ) from None
+    except PermissionDenied as error:
+        raise of_another(error, os.path.dirname(path)) from None
+
+
+def of_another(error: PermissionDenied, directory: str) -> PermissionDenied:
+    """What to do where a file of the platform in `directory` cannot be read: it is another user's, as a rule."""
+    try:
+        mine = os.stat(directory).st_uid == os.geteuid()
+    except OSError:
+        mine = False
+    if mine:
+        return error
+    return PermissionDenied(
+        f"the platform in {directory} was started by another user; log in to it: ff login URL, with a token that its "
+        "operator gives you"
+    )
 
 
 def _to_start_it(path: str) -> str:
@@ -94,21 +111,25 @@ def _of_task(token_file: str, managers: str) -> Connection:
 
 
 def _found(platform: str | None) -> str:
-    named = platform or os.environ.get(PLATFORM_VARIABLE)
-    if named:
-        return _file_of(named)
-    here = _file_of(DEFAULT_DIRECTORY)
+    from fireflyer.cluster.local.layout import CONNECTION_NAME
+
+    if platform:
+        return _file_of(platform, "--platform")
+    if named := os.environ.get(PLATFORM_VARIABLE):
+        return _file_of(named, f"the environment variable {PLATFORM_VARIABLE} is")
+    here = os.path.join(DEFAULT_DIRECTORY, CONNECTION_NAME)
     return here if os.path.exists(here) else connection_path()
 
 
-def _file_of(path: str) -> str:
+def _file_of(path: str, who: str) -> str:
+    """`who` named it, for messages. Raises `UsageError`."""
     from fireflyer.cluster.local.layout import CONNECTION_NAME
 
-    if os.path.isdir(path) or path == DEFAULT_DIRECTORY:
-        return os.path.join(path, CONNECTION_NAME)
     if not os.path.exists(path):
-        raise UsageError(f"--platform {path!r} does not exist; give the directory of `ff up`")
-    return path
+        raise UsageError(
+            f"{who} {path!r}: there is no such file or directory; give the directory of `ff up` or a file of `ff login`"
+        )
+    return os.path.join(path, CONNECTION_NAME) if os.path.isdir(path) else path
 
 
 def connection_path() -> str:

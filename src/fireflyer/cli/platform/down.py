@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from fireflyer.base.errors import NotFound
+from fireflyer.base.errors import NotFound, PermissionDenied
 from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration
@@ -24,9 +24,9 @@ DOWN_S: Final = 60.0
 Examples:
   ff down                  runs save and leave first; their tasks go on with the next `ff up`
   ff down --grace 0s       runs are killed; their tasks go on from their last checkpoint""")  # fmt: skip
-@click.option("--dir", "directory", metavar="DIR", shell_complete=complete_directory,
+@click.option("--dir", "--platform", "directory", metavar="DIR", shell_complete=complete_directory,
               help="Directory that was given to `ff up`.  [default: as FILE says, or platform]")  # fmt: skip
-@click.option("--grace", "grace_ns", metavar="TIME", type=Duration(), default=60 * SECOND,
+@click.option("--grace", "grace_ns", metavar="TIME", type=Duration(zero=True), default=60 * SECOND,
               help="How long runs have to save before they are killed.  [default: 60s]")  # fmt: skip
 @click.option("--keep-runs", is_flag=True, help="Let runs go on without a manager, for as long as `stop_after` says.")
 @click.option("--force", is_flag=True, help="Kill all processes at once, the runs' too.")
@@ -42,6 +42,11 @@ def command(*, file: str | None, directory: str | None, grace_ns: int, keep_runs
         platform = layout.load()
     except NotFound:
         raise NotFound(f"{layout.directory} holds no platform; give the directory of `ff up` with --dir") from None
+    except PermissionDenied:
+        raise PermissionDenied(
+            f"the platform in {layout.directory} was started by another user, who can end it; you may stop your own "
+            "tasks: ff stop TASK"
+        ) from None
     up = seems_held(layout.lock_file)
     if up and not keep_runs and not force and grace_ns > 0:
         let_runs_leave(layout, grace_ns / SECOND)

@@ -15,6 +15,7 @@ from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
+from fireflyer.cli.platform.names import TASK_NUMBER
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
@@ -44,7 +45,7 @@ Examples:
               "when standard input and output are one]")  # fmt: skip
 @click.option("--idle", metavar="TIME", type=Duration(), help="End it when nothing was typed or printed for so long, "
               "1d at most.  [default: 1h with a terminal, 12h without]")  # fmt: skip
-@click.argument("task", metavar="TASK", type=WholeNumber(min=1))
+@click.argument("task", metavar="TASK", type=TASK_NUMBER)
 @click.argument("command", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
 @platform_option
 def exec_command(

@@ -11,6 +11,7 @@ from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
 from fireflyer.cli.platform.log_lines import LogPrinter, shown_on_terminal
+from fireflyer.cli.platform.names import TASK_NUMBER
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
@@ -37,7 +38,7 @@ Examples:
               "its rank]")  # fmt: skip
 @click.option("--run", metavar="N", type=WholeNumber(min=0), help="In this run.  [default: all]")
 @click.option("--search", metavar="TEXT", help="Only lines that contain TEXT, upper and lower case alike.")
-@click.argument("task", metavar="TASK", type=WholeNumber(min=1))
+@click.argument("task", metavar="TASK", type=TASK_NUMBER)
 @platform_option
 def command(*, client: Client, follow: bool, rank: int | None, run: int | None, search: str | None, task: int) -> int:
     """Print what the ranks of the task number TASK printed. It is there after the nodes are gone, for as long as the
@@ -45,6 +46,8 @@ def command(*, client: Client, follow: bool, rank: int | None, run: int | None, 
     if search is not None:
         if follow:
             raise UsageError("--search looks at what is there; give it without --follow")
+        if not search:
+            raise UsageError("--search '' is empty; give the text to look for")
         return _search(client, task, search, rank=rank, run=run)
     return print_logs(client, task, rank=rank, run=run, follow=follow)
 

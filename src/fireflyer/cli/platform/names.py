@@ -6,9 +6,13 @@ import re
 from typing import Final
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.platform.connect import plain
 
-__all__ = ["checked_name"]
+__all__ = ["TASK_NUMBER", "checked_name"]
+
+TASK_NUMBER: Final = WholeNumber(1, (1 << 53) - 1)
+"""What the HTTP API takes: a number that JavaScript can hold."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from fireflyer.base.errors import FireflyerError, NotFound
+from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied
 from fireflyer.cli.completion import complete_directory
-from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY
+from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, PLATFORM_VARIABLE, of_another
 
 if TYPE_CHECKING:
     from fireflyer.cli.fs.connect import ClusterTarget
@@ -28,19 +28,25 @@ HEIGHT: Final = 24
 Examples:
   ff status                      nodes, tasks, chains and files of ./platform
   ff status --json | jq .ok      true where everything serves""")  # fmt: skip
-@click.option("--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True,
-              shell_complete=complete_directory, help="Directory that was given to `ff up`.")  # fmt: skip
+@click.option("--dir", "--platform", "directory", metavar="DIR", shell_complete=complete_directory,
+              help=f"Directory that was given to `ff up`.  [default: what ${PLATFORM_VARIABLE} names, or "
+              f"{DEFAULT_DIRECTORY}]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def command(*, directory: str, as_json: bool) -> int:
+def command(*, directory: str | None, as_json: bool) -> int:
     """Show the platform of DIR and its file system: nodes, tasks, chains, space and files. The exit code is 1 where a
     part does not serve, a node is lost or a chain is not fully replicated."""
     from fireflyer.cluster.local.layout import PlatformLayout
 
-    layout = PlatformLayout(directory)
+    layout = PlatformLayout(directory or os.environ.get(PLATFORM_VARIABLE) or DEFAULT_DIRECTORY)
     try:
         layout.load()
     except NotFound:
-        raise NotFound(f"{layout.directory} holds no platform; start one: ff up -d, or name it with --dir") from None
+        raise NotFound(
+            f"{layout.directory} holds no platform of `ff up`; start one: ff up -d, or name its directory with --dir "
+            "(ff top shows a platform that you have logged in to)"
+        ) from None
+    except PermissionDenied as error:
+        raise of_another(error, layout.directory) from None
     platform, files = _Platform(layout), _Files(layout)
     ok = platform.ok and files.ok
     if as_json:

@@ -195,6 +195,8 @@ def _snapshot(directory: str | None, no_snapshot: bool, options: dict[str, Any])
     from fireflyer.cluster.sending import default_cache_directory, snapshot_of
 
     directory = os.path.abspath(directory or os.getcwd())
+    if not os.path.isdir(directory):
+        raise UsageError(f"--directory {directory} is no directory; give the one that SCRIPT is in")
     if not options["module"] and not options["no_python"]:
         script = os.path.join(directory, options["script"])
         inside = os.path.relpath(os.path.realpath(script), os.path.realpath(directory))

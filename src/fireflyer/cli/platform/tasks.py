@@ -15,6 +15,7 @@ from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
 from fireflyer.cli.platform.history import past_task_text
+from fireflyer.cli.platform.names import TASK_NUMBER
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["priority_command", "ps_command", "resume_command", "show_command", "stop_command", "suspend_command"]
 
 _ALL: Final = ("queued", "scheduled", "running", "suspending", "suspended", "finished")
-_Task = WholeNumber(min=1)
 
 
 @click.command(
@@ -67,7 +67,7 @@ def ps_command(*, client: Client, all_users: bool, user: str, state: str, limit:
 @click.command("show", short_help="Show a task: its state and why, its runs, where its time went.",
                epilog="Example: ff show 17")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("task", metavar="TASK", type=_Task)
+@click.argument("task", metavar="TASK", type=TASK_NUMBER)
 @platform_option
 def show_command(*, client: Client, as_json: bool, task: int) -> int:
     """Show the task number TASK."""
@@ -108,7 +108,10 @@ def show_command(*, client: Client, as_json: bool, task: int) -> int:
 
 def _show_past(client: Client, task: int, *, as_json: bool) -> int:
     """The manager remembers the last tasks that ended, the history all of them."""
-    answer = client.past_task(task)
+    try:
+        answer = client.past_task(task)
+    except NotFound:
+        raise NotFound(f"there is no task {task}; `ff ps --state any` lists yours") from None
     click.echo(json.dumps(msgspec.to_builtins(answer), indent=1) if as_json else past_task_text(answer))
     return 0
 
@@ -135,7 +138,7 @@ def _command(name: str, short: str, long: str, kind: str) -> click.Command:
     """A command that says one thing about tasks."""
 
     @click.command(name, short_help=short, epilog=f"Example: ff {name} 17")
-    @click.argument("tasks", metavar="TASK...", nargs=-1, required=True, type=_Task)
+    @click.argument("tasks", metavar="TASK...", nargs=-1, required=True, type=TASK_NUMBER)
     @platform_option
     def call(*, client: Client, tasks: tuple[int, ...]) -> int:
         from fireflyer.cluster.core.platform import commands
@@ -169,7 +172,7 @@ resume_command = _command(
 
 
 @click.command("priority", short_help="Change the priority of a task.", epilog="Example: ff priority 17 20")
-@click.argument("task", metavar="TASK", type=_Task)
+@click.argument("task", metavar="TASK", type=TASK_NUMBER)
 @click.argument("priority", metavar="PRIORITY", type=WholeNumber(0, 50))
 @platform_option
 def priority_command(*, client: Client, task: int, priority: int) -> int:

@@ -38,6 +38,9 @@ def user_command() -> None:
 @platform_option
 def add_command(*, client: Client, roles: tuple[str, ...], uid: int | None, token: bool, name: str) -> int:
     """Add the user NAME. They log in with a token: `ff login URL`."""
+    from fireflyer.identity.users import check_name
+
+    check_name(name)
     user = client.create_user(name, roles=tuple(map(_whole, dict.fromkeys(roles))), uid=uid)
     if token:
         click.echo(client.issue_token(name).token)
@@ -77,7 +80,7 @@ def remove_command(*, client: Client, name: str) -> int:
 
 @user_command.command("grant-role", short_help="Grant a role.", epilog="Example: ff user grant-role ann operator")
 @click.argument("name", metavar="NAME")
-@click.argument("role", type=_Role)
+@click.argument("role", metavar="ROLE", type=_Role)
 @platform_option
 def grant_role_command(*, client: Client, name: str, role: str) -> int:
     """Make NAME an operator or an administrator of the platform, or (fs:admin) of the file systems that have its
@@ -88,7 +91,7 @@ def grant_role_command(*, client: Client, name: str, role: str) -> int:
 
 @user_command.command("revoke-role", short_help="Take a role back.", epilog="Example: ff user revoke-role ann operator")
 @click.argument("name", metavar="NAME")
-@click.argument("role", type=_Role)
+@click.argument("role", metavar="ROLE", type=_Role)
 @platform_option
 def revoke_role_command(*, client: Client, name: str, role: str) -> int:
     """Take a role from NAME."""

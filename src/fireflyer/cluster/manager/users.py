@@ -96,6 +96,7 @@ class Users:
 
     async def grant(self, by: Principal, name: str, role: str, *, address: str = "") -> str:
         check_roles_of(by.roles)
+        await self._user(name)
         async with self._audit.entry(by.user, "GrantRole", name, role, address=address):
             await self._store.grant_role(name, role)
         _log.info("role granted user=%s role=%s by=%s", name, role, by.user)
@@ -105,6 +106,7 @@ class Users:
         check_roles_of(by.roles)
         if name == by.user:
             raise UsageError("you cannot take a role from yourself; ask another administrator")
+        await self._user(name)
         async with self._audit.entry(by.user, "RevokeRole", name, role, address=address):
             await self._store.revoke_role(name, role)
         _log.info("role revoked user=%s role=%s by=%s", name, role, by.user)

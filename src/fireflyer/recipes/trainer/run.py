@@ -12,29 +12,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from fireflyer.base.errors import FireflyerError, PeerFailed, PermanentError, UsageError
-from fireflyer.base.launch import RankEnvironment
 from fireflyer.checkpoint import TrainingLoop, stored_plans
-from fireflyer.codesign.model import ModelShape
-from fireflyer.recipes.trainer.agreement import check_same, on_rank_0
-from fireflyer.recipes.trainer.arrangements import Arrangement, Replicated, Sharded, TensorParallel
-from fireflyer.recipes.trainer.core.anomalies import AnomalyPolicy, Decision
+from fireflyer.recipes.trainer.agreement import on_rank_0
+from fireflyer.recipes.trainer.building import Run, build, join
+from fireflyer.recipes.trainer.core.anomalies import Decision
 from fireflyer.recipes.trainer.core.course import adamw_settings, evaluation_due, learning_rate
 from fireflyer.recipes.trainer.core.figures import (
     AnomalyLine,
     EvaluationLine,
     ExpertsLine,
-    MetricsLine,
     StartLine,
     StepLine,
     mean_loss,
@@ -45,54 +39,16 @@ from fireflyer.recipes.trainer.evaluation import evaluate
 from fireflyer.recipes.trainer.expert_places import LOADS, loads_of, place_measured
 from fireflyer.recipes.trainer.measurements import compare_pipeline, count_quantization, measure_exchanges
 from fireflyer.recipes.trainer.metrics_file import MetricsFile
-from fireflyer.recipes.trainer.models import BuiltModel, build_model
 from fireflyer.recipes.trainer.pipelines import Pipelined
-from fireflyer.recipes.trainer.preconditions import (
-    check_checkpoints,
-    checked_shape,
-    identity_of_model,
-    plan_of_checkpoints,
-)
-from fireflyer.recipes.trainer.sources import HeldOut, TrainingData, open_held_out, open_training_data
-from fireflyer.recipes.trainer.split_experts import ExpertsDivided
+from fireflyer.recipes.trainer.preconditions import check_checkpoints, checked_shape, plan_of_checkpoints
 from fireflyer.recipes.trainer.tracing import Tracer
 from fireflyer.runtime import read_environment
 from fireflyer.runtime.reporter import Reporter
-from fireflyer.training.fp8 import convert
-from fireflyer.training.guard import Guard
-from fireflyer.training.mesh import PlanMesh
-from fireflyer.training.recompute import recompute
-from fireflyer.training.tensor import tensor_parallel
 
 __all__ = ["run_recipe"]
 
 _log = logging.getLogger(__name__)
-TIMEOUT: Final = timedelta(minutes=5)
-"""How long a rank waits for the others in one operation."""
 _PRINT_EVERY_STEPS: Final = 10
-_MAX_NAMED: Final = 8
-
-
-@dataclass(slots=True)
-class _Run:
-    """Everything that a step touches."""
-
-    recipe: Recipe
-    shape: ModelShape
-    env: RankEnvironment
-    mesh: PlanMesh
-    arrangement: Arrangement
-    data: TrainingData
-    held_out: list[HeldOut]
-    policy: AnomalyPolicy
-    guard: Guard | None
-    device: torch.device
-    metrics: MetricsFile | None = None
-    """On rank 0."""
-
-    def write(self, line: MetricsLine) -> None:
-        if self.metrics is not None:
-            self.metrics.write(line)
 
 
 def run_recipe(recipe: Recipe, identity: str) -> None:
@@ -113,11 +69,11 @@ def run_recipe(recipe: Recipe, identity: str) -> None:
     with contextlib.ExitStack() as cleanup:
         torch.set_num_threads(1)  # ranks share the machine, and the order of additions must not depend on threads
         torch.use_deterministic_algorithms(True)
-        device = _join(env)
+        device = join(env)
         cleanup.callback(dist.destroy_process_group)
         reporter = Reporter.from_environment(env)
         cleanup.callback(reporter.close)
-        run = _build(recipe, identity, shape, env, device, reporter)
+        run = build(recipe, identity, shape, env, device, reporter)
         cleanup.callback(run.data.close)
         with _peer_failures(), run.arrangement:
             _train(run, reporter, identity, cleanup)
@@ -136,99 +92,7 @@ def _peer_failures() -> Iterator[None]:
         raise PeerFailed(f"another rank is gone, or did not answer in time: {text.splitlines()[0]}") from error
 
 
-def _join(env: RankEnvironment) -> torch.device:
-    """The process group, and the device of this rank: a GPU where there is one for each rank of the node."""
-    use_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= env.local_world_size
-    device = torch.device("cuda", env.local_rank) if use_gpu else torch.device("cpu")
-    if use_gpu:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
-        torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
-    if env.world_size == 1:
-        store = dist.HashStore()  # type: ignore[attr-defined]  # torch's stubs lack it
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
-    else:
-        dist.init_process_group(backend, timeout=TIMEOUT)
-    return device
-
-
-def _build(
-    recipe: Recipe, identity: str, shape: ModelShape, env: RankEnvironment, device: torch.device, reporter: Reporter
-) -> _Run:
-    plan = recipe.plan
-    vocabulary = shape.vocabulary
-    data = open_training_data(
-        recipe.data,
-        sequence_tokens=plan.sequence_tokens,
-        batch_sequences=plan.batch_sequences,
-        vocabulary=vocabulary,
-    )
-    held_out = open_held_out(
-        recipe.data, recipe.evaluation, sequence_tokens=plan.sequence_tokens, vocabulary=vocabulary
-    )
-    check_same({"the recipe": identity}, "give all ranks the same file")
-    check_same({"the config of the model": identity_of_model(recipe.model)}, "give all ranks the same config.json")
-    identities = {f"the data of source {name!r}": digest for name, digest in data.identities.items()}
-    identities |= {f"the held-out data of {one.name!r}": one.identity for one in held_out}
-    check_same(identities, "give all ranks the same shards")
-    mesh = PlanMesh(plan, device_type=device.type, node=env.node)
-    torch.manual_seed(recipe.model.seed)
-    built = build_model(recipe.model, context=plan.sequence_tokens, device=device)
-    arrangement = _arrange(built, shape, mesh, recipe)
-    column = mesh.group("data").rank() + plan.data * mesh.coordinates.pipeline
-    torch.manual_seed(recipe.model.seed + column)  # of dropout, if the model has it
-    guard = None
-    if recipe.guard.period_steps:
-        group = mesh.group("replicate")
-        every = recipe.guard.period_steps
-        guard = Guard(arrangement.module, arrangement.optimizer, every=every, group=group, reporter=reporter)
-    return _Run(
-        recipe=recipe,
-        shape=shape,
-        env=env,
-        mesh=mesh,
-        arrangement=arrangement,
-        data=data,
-        held_out=held_out,
-        policy=AnomalyPolicy(recipe.policy),
-        guard=guard,
-        device=device,
-    )
-
-
-def _arrange(built: BuiltModel, shape: ModelShape, mesh: PlanMesh, recipe: Recipe) -> Arrangement:
-    """Divides `built` as the plan of `mesh`, which is that of `recipe`, says. Collective."""
-    plan, settings = mesh.plan, recipe.optimizer
-    if plan.precision.compute == "fp8":
-        _convert(built)
-    if plan.tensor > 1:
-        tensor_parallel(built.module, mesh.tensor)
-    if plan.recompute != "full" or plan.pipeline == 1:
-        recompute(built.module, plan.recompute, blocks=built.blocks)
-    dispatched_tokens = max(plan.micro_batch, recipe.evaluation.batch) * plan.sequence_tokens
-    if plan.pipeline > 1:
-        return Pipelined(built, shape, mesh, settings, dispatched_tokens)
-    if plan.expert > 1:
-        return ExpertsDivided(built, mesh, settings, dispatched_tokens)
-    if plan.zero:
-        return Sharded(built, mesh, settings)
-    if plan.tensor > 1:
-        return TensorParallel(built, mesh, settings)
-    return Replicated(built, mesh, settings)
-
-
-def _convert(built: BuiltModel) -> None:
-    """Raises `UsageError` where products of matrices would stay in FP32 that the plan counts as FP8."""
-    others = convert(built.module).other
-    if others:
-        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
-        raise UsageError(
-            f"precision.compute = 'fp8': {', '.join(others[:_MAX_NAMED])}{more} are of layers that FP8 does not know, "
-            "and would stay in FP32; use compute = 'bf16'"
-        )
-
-
-def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.ExitStack) -> None:
+def _train(run: Run, reporter: Reporter, identity: str, cleanup: contextlib.ExitStack) -> None:
     recipe = run.recipe
     on_rank_0(lambda: check_checkpoints(recipe))
     loop = TrainingLoop(
@@ -264,7 +128,7 @@ def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.Exi
                 tracer.after(step)
 
 
-def _take_step(run: _Run, loop: TrainingLoop, step: int) -> None:
+def _take_step(run: Run, loop: TrainingLoop, step: int) -> None:
     """One step, and the evaluation that is due after it; or back to a checkpoint."""
     began_ns = time.perf_counter_ns()
     inputs, targets = (tensor.to(run.device) for tensor in run.data.next_batch())
@@ -294,26 +158,25 @@ def _take_step(run: _Run, loop: TrainingLoop, step: int) -> None:
         _evaluate(run, step)
 
 
-def _commit(run: _Run, step: int, loss: float) -> tuple[float | None, Decision]:
+def _commit(run: Run, step: int, loss: float) -> tuple[float | None, Decision]:
     """The optimizer's step, unless the policy says otherwise: the norm where it was taken, and what to do."""
     decision = run.policy.before_commit(loss)
     if decision.action != "commit":
         run.arrangement.discard()
         return None, decision
-    guard = run.guard
-    norm = run.arrangement.commit(lambda: _look(guard, step))
+    norm = run.arrangement.commit(lambda: _look(run, step))
     decision = run.policy.after_commit(loss, norm)
-    if guard is not None:
-        guard.after_commit(step)
+    if run.guard is not None:
+        run.guard.after_commit(step)
     return norm if math.isfinite(norm) else None, decision
 
 
-def _look(guard: Guard | None, step: int) -> None:
-    if guard is not None:
-        guard.before_commit(step)
+def _look(run: Run, step: int) -> None:
+    if run.guard is not None:
+        run.guard.before_commit(step)
 
 
-def _mean_over_ranks(run: _Run, summed: float) -> float:
+def _mean_over_ranks(run: Run, summed: float) -> float:
     """Mean loss over the tokens of the whole batch, added in the order of ranks: the same bits on all, and in every
     run."""
     group = run.mesh.group("data")
@@ -323,14 +186,14 @@ def _mean_over_ranks(run: _Run, summed: float) -> float:
     return sum(float(one) for one in sums) / run.recipe.plan.step_tokens
 
 
-def _has_checkpoint(run: _Run, loop: TrainingLoop) -> bool:
+def _has_checkpoint(run: Run, loop: TrainingLoop) -> bool:
     """Whether the run has saved one, or goes on from one; the same on all ranks. Collective."""
     loop.manager.wait()
     found = on_rank_0(lambda: bool(stored_plans(run.recipe.checkpoint.directory)))
     return loop.manager.decide(b"yes" if found else b"no") == b"yes"
 
 
-def _go_back(run: _Run, loop: TrainingLoop) -> None:
+def _go_back(run: Run, loop: TrainingLoop) -> None:
     """To the newest checkpoint, and on from there with the batch after the bad one."""
     position, used = run.data.position, run.policy.state
     loop.rewind()
@@ -342,7 +205,7 @@ def _go_back(run: _Run, loop: TrainingLoop) -> None:
     _open_data(run)
 
 
-def _place_experts(run: _Run, loop: TrainingLoop) -> None:
+def _place_experts(run: Run, loop: TrainingLoop) -> None:
     """As `[experts]` says, by the tokens counted before the checkpoint; else these go on to be counted."""
     loads = loads_of(loop.values, run.shape)
     if run.recipe.experts.placement == "fixed" or not loads:
@@ -360,12 +223,12 @@ def _place_experts(run: _Run, loop: TrainingLoop) -> None:
         )
 
 
-def _open_data(run: _Run) -> None:
+def _open_data(run: Run) -> None:
     group = run.mesh.group("data")
     run.data.open(group.rank(), group.size())
 
 
-def _evaluate(run: _Run, step: int) -> None:
+def _evaluate(run: Run, step: int) -> None:
     def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> float:
         return run.arrangement.evaluate(inputs.to(run.device), targets.to(run.device))
 
@@ -375,12 +238,12 @@ def _evaluate(run: _Run, step: int) -> None:
     _say(run, f"step {step}: held-out loss {'not finite' if loss is None else f'{loss:.4f}'}")
 
 
-def _write_start(run: _Run, loop: TrainingLoop, identity: str) -> None:
+def _write_start(run: Run, loop: TrainingLoop, identity: str) -> None:
     name = loop.restored.name if loop.restored is not None else None
     run.write(StartLine(step=loop.step, checkpoint=name, recipe=identity, world_size=run.env.world_size))
 
 
-def _write_step(run: _Run, step: int, loss: float, norm: float | None, seconds: float) -> None:
+def _write_step(run: Run, step: int, loss: float, norm: float | None, seconds: float) -> None:
     plan, metrics = run.recipe.plan, run.recipe.metrics
     speed = rates(run.shape, plan.sequence_tokens, plan.step_tokens, seconds, plan.world_size, metrics.peak_flops)
     rate = learning_rate(step, run.recipe.optimizer)
@@ -399,11 +262,11 @@ def _write_step(run: _Run, step: int, loss: float, norm: float | None, seconds: 
         _say(run, f"step {step} of {run.recipe.optimizer.steps}, loss {loss:.4f}, {speed.tokens_per_s:.0f} tokens/s")
 
 
-def _is_told(run: _Run, step: int) -> bool:
+def _is_told(run: Run, step: int) -> bool:
     return step % _PRINT_EVERY_STEPS == 0 or step == run.recipe.optimizer.steps
 
 
-def _write_measurements(run: _Run, step: int) -> None:
+def _write_measurements(run: Run, step: int) -> None:
     """Collective."""
     if run.recipe.plan.precision.compute == "fp8":
         run.write(count_quantization(run.arrangement.layers, step))
@@ -418,7 +281,7 @@ def _write_measurements(run: _Run, step: int) -> None:
         run.write(compare_pipeline(arrangement.schedule, arrangement.record, run.mesh.group("pipeline"), step))
 
 
-def _say(run: _Run, line: str) -> None:
+def _say(run: Run, line: str) -> None:
     """For people, where no launcher shows the progress."""
     if run.env.rank == 0 and run.env.control is None:
         print(line, flush=True)

@@ -439,8 +439,9 @@ def test_every_command_has_a_right_and_only_those_who_have_it_may() -> None:
             if name in allowed[right]:
                 check(command, user, roles, "ann")
             else:
-                with pytest.raises(PermissionDenied, match=r"role|belongs"):
+                with pytest.raises(PermissionDenied, match=r"role|belongs") as refused:
                     check(command, user, roles, "ann")
+                assert kind.__name__ not in str(refused.value), "people know commands of ff, not those of the machine"
 
 
 def _some(kind: type) -> Command:

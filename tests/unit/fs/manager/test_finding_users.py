@@ -57,5 +57,8 @@ def test_the_role_decides_who_is_an_administrator() -> None:
     assert [is_administrator(one) for one in (admin, of_run, node)] == [True, False, False]
     assert check_role(RotateKeys(), admin)
     assert not check_role(GetStatus(), of_run)
-    with pytest.raises(PermissionDenied, match=r"the role fs:admin .* makes one, and the token of a run has no role"):
+    with pytest.raises(
+        PermissionDenied, match=r"the role fs:admin .* makes one, and the token of a run has no role"
+    ) as no:
         check_role(RotateKeys(), of_run)
+    assert "RotateKeys" not in str(no.value), "a name of the code, and of no command"

@@ -14,6 +14,7 @@ from tests.support.trainer.recipes import VOCABULARY, raw_recipe, write_llama, w
 from fireflyer.base.errors import PermanentError, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.checkpoint import CheckpointManager, describe
+from fireflyer.recipes.trainer import building
 from fireflyer.recipes.trainer import run as trainer
 from fireflyer.recipes.trainer.arrangements import ArrangementBase
 from fireflyer.recipes.trainer.core.course import learning_rate
@@ -130,7 +131,7 @@ def test_changed_settings_of_the_optimizer_count_from_the_next_start_on(
 def test_fp8_is_refused_where_matrices_would_stay_in_fp32() -> None:
     model = torch.nn.ModuleDict({"known": torch.nn.Linear(4, 4), "attention": torch.nn.MultiheadAttention(4, 2)})
     with pytest.raises(UsageError, match=r"'fp8': attention\.in_proj_weight are of layers that FP8 does not know"):
-        trainer._convert(BuiltModel(LossModel(model), []))
+        building._convert(BuiltModel(LossModel(model), []))
 
 
 @pytest.mark.slow  # imports of seconds

@@ -40,8 +40,12 @@ def register_node_command(*, where: ClusterTarget, node: int, targets: tuple[int
     """Let the storage process of a new node join the cluster, with these targets. Ids are those in the configuration
     file of the process. Then start the process, and run `ff fs admin add-chains` (new cluster) or `ff fs admin
     rebalance` to use its targets."""
-    from fireflyer.fs.schema.manager import AddNode, AddTargets
+    from fireflyer.fs.schema.manager import AddNode, AddTargets, GetStatus, Status
 
+    status = expect(ask_all(where, [GetStatus()])[0], Status)
+    for one in status.targets:  # before the node is added, which would stay without targets
+        if one.id in targets and one.node != node:
+            raise UsageError(f"target {one.id} belongs to node {one.node} already; give another id")
     return _do(where, [AddNode(node), AddTargets(node, targets)])
 
 

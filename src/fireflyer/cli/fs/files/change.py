@@ -1,4 +1,4 @@
-"""`ff fs mkdir`, `touch`, `chown`, `mv`, `rm`: names, in the manner of coreutils."""
+"""`ff fs mkdir`, `touch`, `chown`, `chmod`, `mv`, `rm`: names, in the manner of coreutils."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.fs.files.common import Bars, PathResolver, TreePath, clean, files_options, say
 
-__all__ = ["chown_command", "into", "mkdir_command", "mv_command", "rm_command", "touch_command"]
+__all__ = ["chmod_command", "chown_command", "into", "mkdir_command", "mv_command", "rm_command", "touch_command"]
 
 MAX_ID = (1 << 32) - 2
 
@@ -103,6 +103,19 @@ def chown_command(*, owner: tuple[int, int], paths: tuple[str, ...], places: Pat
         with places.each(path):
             place = places.remote(path)
             place.tree.chown(place.path, *owner, follow=False)
+
+
+@click.command("chmod", short_help="Set the permissions of files.", epilog="Example: ff fs chmod 755 /ann")
+@click.argument("mode", metavar="OCTAL", callback=_octal)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@files_options
+def chmod_command(*, mode: int, paths: tuple[str, ...], places: PathResolver) -> None:
+    """Set the permissions of each PATH to OCTAL, like 755; of a symbolic link, those of what it leads to. The owner
+    may, and administrators."""
+    for path in paths:
+        with places.each(path):
+            place = places.remote(path)
+            place.tree.chmod(place.path, mode)
 
 
 @click.command("rm", short_help="Remove files and directories.", epilog="Example: ff fs rm -r /data/kept")

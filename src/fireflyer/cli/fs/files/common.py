@@ -1,7 +1,8 @@
 """What commands on files have in common: where paths are, how errors of single files are told, and how work is shown.
 
-A path is one of the cluster that `--dir` or `--manager` names (by default FIREFLYER_FS, then ./fs), or an address
-`ff://…` that names its cluster itself. Only `put`, `get` and `sync` have paths of this machine, and say which.
+A path is one of the cluster that `--dir` or `--manager` names (by default FIREFLYER_FS, then ./fs, then
+./platform/storage), or an address `ff://…` that names its cluster itself. Only `put`, `get` and `sync` have paths of
+this machine, and say which.
 """
 
 from __future__ import annotations

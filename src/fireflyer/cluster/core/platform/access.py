@@ -96,8 +96,8 @@ def check(command: Command, user: str, roles: tuple[str, ...], owner: str | None
     """`owner`: of the task that it names. Raises `PermissionDenied`."""
     right = RIGHTS[type(command)]
     if right is Right.ADMIN and ADMIN not in roles:
-        raise PermissionDenied(f"{type(command).__name__} needs the role {ADMIN}; ask an administrator")
+        raise PermissionDenied(f"this needs the role {ADMIN}; ask an administrator")
     if right is Right.OPERATOR and not is_operator(roles):
-        raise PermissionDenied(f"{type(command).__name__} needs the role {OPERATOR}; ask an operator")
+        raise PermissionDenied(f"this needs the role {OPERATOR}; ask an operator")
     if right is Right.OWNER and user != owner and not is_operator(roles):
         raise PermissionDenied(f"the task belongs to {owner}; only they and operators may change it")

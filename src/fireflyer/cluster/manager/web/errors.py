@@ -74,7 +74,7 @@ def _of_http(_request: Request[Any, Any, Any], error: HTTPException) -> Response
     extra = error.extra if isinstance(error.extra, list) else []
     details = "; ".join(f"{one.get('key', '')}: {one.get('message', '')}" for one in extra[:5] if isinstance(one, dict))
     code = {400: "usage", 401: "unauthenticated", 403: "permission", 404: "not_found", 405: "method", 413: "too_large"}
-    message = " ".join(f"{error.detail}{': ' if details else ''}{details}".split())[:1000]
+    message = " ".join((details or error.detail).split())[:1000]
     return answer(error.status_code, code.get(error.status_code, "http"), message, dict(error.headers or {}))
 
 

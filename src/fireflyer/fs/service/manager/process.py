@@ -113,7 +113,7 @@ def check_role(request: Request, caller: Caller) -> bool:
         return True
     if not isinstance(request, _OF_USERS):
         raise PermissionDenied(
-            f"only administrators may send {name}, and user {caller.identity} is not one: the role {FS_ADMIN} (or the "
+            f"only administrators may do this, and user {caller.identity} is not one: the role {FS_ADMIN} (or the "
             "configuration of the manager, for users in its store) makes one, and the token of a run has no role"
         )
     return False
