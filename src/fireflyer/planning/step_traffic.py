@@ -17,7 +17,8 @@ import numpy as np
 from fireflyer.base.units import MIB
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.parallel import NodeModel, ParallelPlan
-from fireflyer.codesign.parallel.step import optimizer_seconds, pass_seconds
+from fireflyer.codesign.parallel.layout import pass_costs
+from fireflyer.codesign.parallel.step import optimizer_seconds
 from fireflyer.codesign.parallel.traffic import Link, Traffic, link_rate, stage_message_bytes, stage_traffic
 from fireflyer.codesign.schedule import Costs, MessageBytes, Program, build_schedule, compile_schedule
 from fireflyer.collectives import make_plan, traffic
@@ -170,14 +171,7 @@ def _pipelines(job: _Job) -> list[tuple[tuple[int, ...], int]]:
 
 def _costs(job: _Job, program: Program) -> tuple[Costs, MessageBytes]:
     plan = job.plan
-    passes = pass_seconds(plan, job.shape, job.node)
-    costs = Costs(
-        forward_s=passes.forward,
-        backward_s=passes.backward,
-        input_s=tuple(whole - part for whole, part in zip(passes.backward, passes.weight, strict=True)),
-        weights_s=passes.weight,
-        pair_ratio=passes.pair_ratio,
-    )
+    costs = pass_costs(plan, job.shape, job.node)
     sent = round(stage_message_bytes(plan, job.shape))
     sizes = (sent,) * (program.schedule.placement.stages - 1)
     return costs, MessageBytes(sizes, sizes)

@@ -28,7 +28,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel.budget import RecomputeChoice
-from fireflyer.codesign.parallel.plan import RECOMPUTE, Recompute
+from fireflyer.codesign.parallel.plan import RECOMPUTE, LayerRecompute, PlanRecompute
 
 __all__ = ["KEPT_OPERATORS", "measure_choices", "recompute", "recompute_each"]
 
@@ -50,21 +50,22 @@ KEPT_OPERATORS: Final = frozenset(
 """Operators whose results `operators` keeps."""
 
 
-def recompute(model: nn.Module, mode: Recompute, *, blocks: Sequence[nn.Module]) -> None:
+def recompute(model: nn.Module, mode: PlanRecompute, *, blocks: Sequence[nn.Module]) -> None:
     """Makes `model` compute again in backward: nothing, norms and activation functions of each of `blocks`
-    (`operators`), each of them from its input (`blocks`), or all of `model`, a pipeline stage, from its input (`full`).
-    Raises `UsageError` for another mode, and if it was applied before."""
+    (`operators`), each of them from its input (`blocks`), or all of `model`, a pipeline stage, from its input (`full`);
+    or what each of `blocks` has for itself, as `recompute_each`. Raises `UsageError` for another mode, and if it was
+    applied before."""
     if mode == "full":
         _apply(model, "full")
     else:
-        recompute_each(blocks, [mode] * len(blocks))
+        recompute_each(blocks, [mode] * len(blocks) if isinstance(mode, str) else mode)
 
 
 def recompute_each(blocks: Sequence[nn.Module], modes: Sequence[str]) -> None:
     """A mode for each block: `none`, `operators` or `blocks`. Raises `UsageError`, and then changes nothing."""
     if len(modes) != len(blocks):
         raise UsageError(f"{len(modes)} modes for {len(blocks)} blocks; give one for each")
-    allowed = [mode for mode in get_args(Recompute) if mode != "full"]
+    allowed = get_args(LayerRecompute)
     for number, (block, mode) in enumerate(zip(blocks, modes, strict=True)):
         if mode not in allowed:
             raise UsageError(f"mode {mode!r} of block {number} is not one of {', '.join(allowed)}")

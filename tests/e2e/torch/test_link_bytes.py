@@ -53,9 +53,12 @@ OF_FOUR: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "fsdp2xtp2": (GPT, {**FSDP, "tensor": 2}),
     "fsdp2xtp2, zero 1": (GPT, {"shard": 2, "zero": 1, "tensor": 2}),
     "fsdp4": (GPT, {"shard": 4, "zero": 3}),
+    "hsdp2x2": (GPT, {"replicate": 2, **FSDP}),
+    "hsdp2x2, zero 1": (GPT, {"replicate": 2, "shard": 2, "zero": 1}),
     "pp4": (GPT, {"pipeline": 4}),
     "pp4, dualpipe": ({**GPT, "layers": 8}, {"pipeline": 4, "schedule": "dualpipe"}),
     "ep4": (DEEPSEEK, {"replicate": 4, "expert": 4}),
+    "pp2, zero 1": (GPT, {"pipeline": 2, "shard": 2, "zero": 1}),
     "pp2xdp2": (GPT, {"pipeline": 2, "replicate": 2}),
     "tp2xdp2": (GPT, {"tensor": 2, "replicate": 2}),
     "ep2xdp2": (DEEPSEEK, {"replicate": 4, "expert": 2}),
@@ -74,7 +77,7 @@ def tables(name: str) -> dict[str, Any]:
     return {"model": model, "plan": {"sequence_tokens": 16, "batch_sequences": 32, "micro_batch": 2, **plan}}
 
 
-ALONE: Final = ("fsdp2xtp2, zero 1", "tp2xdp2")
+ALONE: Final = ("fsdp2xtp2, zero 1", "hsdp2x2, zero 1", "tp2xdp2")
 """In processes of their own: DTensor keeps what it has planned for an equal mesh, with the groups of that one."""
 
 

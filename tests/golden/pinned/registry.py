@@ -312,9 +312,9 @@ FORMATS: Final = (
     Format("collectives.plan", "object", Plan),
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
     Format("codesign.node-file", "toml", NodeModel, revision=4),
-    Format("codesign.plan-file", "toml", PlanFile, revision=3),
+    Format("codesign.plan-file", "toml", PlanFile, revision=4),
     # Training from a recipe.
-    Format("trainer.recipe", "object", Recipe, revision=3),
+    Format("trainer.recipe", "object", Recipe, revision=4),
     Format("trainer.metrics-line", "json", MetricsLine, revision=4),
     Format("trainer.anomaly-state", "object", AnomalyState),
     Format("trainer.data-state", "object", DataState),

@@ -20,10 +20,10 @@ PLAN = {"pipeline": 4, "shard": 16, "zero": 1, "sequence_tokens": 2048, "batch_s
 def write(tmp_path: Path) -> Any:
     """Writes a model and a plan for it, and gives the path of the plan."""
 
-    def written(plan: dict[str, Any], *, model: Any = LLAMA_13B) -> str:
+    def written(plan: dict[str, Any], *, model: Any = LLAMA_13B, **tables: Any) -> str:
         (tmp_path / "config.json").write_text(json.dumps(model))
         path = tmp_path / "plan.toml"
-        path.write_text(to_toml({"model": "config.json", "plan": plan}))
+        path.write_text(to_toml({"model": "config.json", "plan": plan, **tables}))
         return str(path)
 
     return written
@@ -46,6 +46,51 @@ def test_experts_are_added_over_ranks_with_the_same_experts(write: Any, capsys: 
     assert main(["train", "plan", write(plan, model=DEEPSEEK_MOE_16B), "--nodes", "2", "--node", "h800"]) == 0
     text = capsys.readouterr().out
     assert "gradients of experts: 2 on a node, over the 4 ranks of a stage with the same experts" in text
+
+
+def test_pipelines_that_share_a_nic_have_the_fastest_layout_with_the_reason(write: Any, capsys: Capture) -> None:
+    arguments = ["--nodes", "8", "--node", "pcie-a100"]
+    path = write(PLAN | {"batch_sequences": 512})
+    assert main(["train", "plan", path, *arguments]) in (0, 1)
+    assert "layout of the 8 pipelines that share a NIC: offset takes 1.0" in capsys.readouterr().out
+    assert main(["train", "plan", path, *arguments, "--json"]) in (0, 1)
+    layout = json.loads(capsys.readouterr().out)["pipeline_layout"]
+    assert layout["layout"] == "offset"
+    assert layout["slowdowns"]["offset"] < layout["slowdowns"]["lockstep"]
+
+
+def test_recomputation_by_memory_budget_is_shown_by_layer(write: Any, capsys: Capture) -> None:
+    plan = PLAN | {"recompute": "budget", "micro_batch": 4}
+    arguments = ["--nodes", "8", "--node", "pcie-a100"]
+    assert main(["train", "plan", write(plan | {"recompute": "none"}), *arguments]) == 1
+    capsys.readouterr()
+    assert main(["train", "plan", write(plan), *arguments]) == 0
+    text = capsys.readouterr().out
+    assert "recompute, by layer: " in text
+    assert "operators x" in text
+    assert "memory: fits" in text
+    assert main(["train", "plan", write(plan), *arguments, "--json"]) == 0
+    modes = json.loads(capsys.readouterr().out)["plan"]["recompute"]
+    assert len(modes) == 40
+    assert main(["train", "plan", write(plan | {"recompute": modes}), *arguments]) == 0, "the list is a plan"
+
+
+def test_copies_of_experts_with_many_tokens_are_planned_from_measured_loads(write: Any, capsys: Capture) -> None:
+    plan = {"shard": 16, "expert": 4, "zero": 1, "sequence_tokens": 4096, "batch_sequences": 64, "recompute": "blocks"}
+    loads = [100] * 63 + [6400]
+    experts = {"copies": 4, "tokens": {"gate": loads}}
+    arguments = ["--nodes", "2", "--node", "h800"]
+    assert main(["train", "plan", write(plan, model=DEEPSEEK_MOE_16B, experts=experts), *arguments]) == 0
+    text = capsys.readouterr().out
+    assert "4 copies on 4 ranks: 1 on each" in text
+    assert "gate: load of the fullest rank 2.49 of the mean" in text
+    assert "with copies of 63 (x4)" in text
+    for wrong, message in (
+        ({"copies": 4, "tokens": {"g": [1]}}, "[experts] tokens of 'g': 1 loads for 64 experts"),
+        ({"copies": 3, "tokens": {"g": loads}}, "3 copies of experts do not divide over 4 ranks"),
+    ):
+        assert main(["train", "plan", write(plan, model=DEEPSEEK_MOE_16B, experts=wrong), *arguments]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_json_has_the_figures_of_the_tables(write: Any, capsys: Capture) -> None:

@@ -62,14 +62,21 @@ def plan_command(*, file: str, nodes: int, node_name: str, search: bool, keep: i
 
     Exit code 1: the plan cannot be run, or does not fit into the memory of a GPU.
     """
+    import msgspec
+
     from fireflyer.cli.train.plan_view import PlanView
     from fireflyer.codesign.parallel import SearchSpace, estimate_step, plan_memory, refusals, search_plans
+    from fireflyer.codesign.parallel.recompute_fit import fit_recompute
 
     node = read_node(node_name)
     given, shape = read_plan(file)
     plan = given.plan
-    if refused := refusals(plan, shape, node, nodes):
+    chosen = plan.recompute == "budget"
+    if refused := refusals(msgspec.structs.replace(plan, recompute="none") if chosen else plan, shape, node, nodes):
         raise click.ClickException(f"{file!r} cannot be run: {'; '.join(refused)}")
+    if chosen:
+        plan = fit_recompute(plan, shape, node)
+        given = msgspec.structs.replace(given, plan=plan)
     view = PlanView(given, shape, node, nodes, plan_memory(plan, shape), estimate_step(plan, shape, node))
     found = None
     if search:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fireflyer.base.units import format_bytes
 from fireflyer.cli.output import stdout_console
+from fireflyer.cli.train.plan_experts import expert_lines
 from fireflyer.codesign.model import (
     ModelShape,
     count_parameters,
@@ -31,6 +32,9 @@ from fireflyer.codesign.parallel import (
     gradient_adds,
     mesh_dims,
 )
+from fireflyer.codesign.parallel.expert_replicas import replicate_layers
+from fireflyer.codesign.parallel.layout import pipeline_layout
+from fireflyer.codesign.parallel.recompute_fit import recompute_text
 
 __all__ = ["PlanView"]
 
@@ -67,6 +71,9 @@ class PlanView:
     ) -> None:
         self.given, self.shape, self.node, self.nodes = given, shape, node, nodes
         self.memory, self.estimate = memory, estimate
+        self.layout = pipeline_layout(given.plan, shape, node)
+        measured = given.experts
+        self.experts = {} if measured is None else replicate_layers(measured, given.plan, shape.experts, node.gpus)
 
     def to_json(self, found: SearchResult | None) -> bytes:
         """Of `ff train plan --json`."""
@@ -85,9 +92,12 @@ class PlanView:
             "mesh": dict(mesh_dims(plan)),
             "stages": self._stages(),
             "gradients_added_on_node": {"dense": dense, "experts": expert},
+            "pipeline_layout": self.layout,
             "step_s": estimate.step_s,
             "estimate": estimate,
         }
+        if self.experts:
+            shown["experts"] = self.experts
         if self.given.measured is not None:
             shown["measured"] = self._measured(self.given.measured)
         if found is not None:
@@ -134,6 +144,8 @@ class PlanView:
         console = stdout_console()
         _section(console, "Model", self._model_lines())
         _section(console, "Placement", self._placement_lines())
+        if self.experts:
+            _section(console, "Experts by measured loads", expert_lines(self.given, self.shape, self.experts))
         console.print()
         console.print(self._memory_table())
         console.print()
@@ -171,6 +183,10 @@ class PlanView:
                 "experts"
             )
         yield f"micro-batches: {plan.micro_batches} of {plan.micro_batch_tokens} tokens on each data-parallel rank"
+        if self.layout is not None:
+            yield f"layout of the {self.layout.sharing} pipelines that share a NIC: {self.layout.reason}"
+        if isinstance(plan.recompute, tuple):
+            yield f"recompute, by layer: {recompute_text(plan)}"
 
     def _memory_table(self) -> Table:
         table = _table("stage", "layers", "parameters", "gradients", "optimizer", "activations", "working", "total")
@@ -301,7 +317,7 @@ def _plan_cells(plan: ParallelPlan, estimate: StepEstimate) -> list[str]:
         memory,
         *map(str, degrees),
         schedule,
-        plan.recompute,
+        plan.recompute if isinstance(plan.recompute, str) else "by layer",
     ]
 
 

@@ -65,6 +65,7 @@ def _checked(recipe: Recipe) -> Iterator[str]:
 def _plan_lines(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
     from fireflyer.codesign.model import count_parameters, training_flops
     from fireflyer.codesign.parallel import peak_memory
+    from fireflyer.codesign.parallel.recompute_fit import recompute_text
     from fireflyer.recipes.trainer.preconditions import kernels_here
 
     plan, kernels = recipe.plan, kernels_here()
@@ -80,7 +81,7 @@ def _plan_lines(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
     yield (
         f"plan: {plan.world_size} ranks: {stages}replicate {plan.replicate} x shard {plan.shard} (ZeRO {plan.zero}) x "
         f"tensor {plan.tensor}{experts}; {plan.micro_batches} micro-batches of {plan.micro_batch}, "
-        f"recompute {plan.recompute}"
+        f"recompute {recompute_text(plan)}"
     )
     yield (
         f"memory: {format_bytes(memory.total)} on a rank: parameters {format_bytes(memory.parameters)}, gradients "

@@ -38,7 +38,7 @@ from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention
 from fireflyer.codesign.parallel.kept_gradients import ValueBytes
 from fireflyer.codesign.parallel.plan import ParallelPlan, Precision
-from fireflyer.codesign.parallel.stages import Stage
+from fireflyer.codesign.parallel.stages import Stage, layer_groups, layers_with
 
 __all__ = ["EagerMemory", "eager_layer", "eager_memory", "eager_values"]
 
@@ -198,43 +198,50 @@ class _Head(NamedTuple):
 def eager_memory(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> EagerMemory:
     """Of one micro-batch of a piece on one rank; and the most that the end of forward, the backward of a head, or that
     of the block with most, holds beside it."""
-    tokens, formats, mode = plan.micro_batch_tokens, _formats(plan.precision), plan.recompute
+    tokens, formats = plan.micro_batch_tokens, _formats(plan.precision)
     layers = [
-        (count, eager_layer(shape, has_experts, plan.precision, plan.sequence_tokens, plan.tensor))
-        for count, has_experts in ((piece.dense_layers, False), (piece.expert_layers, True))
-        if count
+        (count, eager_layer(shape, has_experts, plan.precision, plan.sequence_tokens, plan.tensor), mode)
+        for count, has_experts, mode in layer_groups(plan.recompute, shape, piece)
     ]
-    count = sum(number for number, _ in layers)
+    count = sum(number for number, _, _ in layers)
     head = _head(plan, shape, piece)
     cached, of_experts = _casts(plan, shape, piece, formats)
     casts = cached - head.cast + of_experts
     # In a block that is computed backward: gradients, and that of the largest matrix before it is added to others.
     matrix = formats.product * shape.hidden * max(shape.feed_forward, shape.attention.heads * shape.attention.score_dim)
-    gradients = max((tokens * layer.gradients for _, layer in layers), default=0.0) + matrix / plan.tensor - head.freed
+    gradients = (
+        max((tokens * layer.gradients for _, layer, _ in layers), default=0.0) + matrix / plan.tensor - head.freed
+    )
     logits = tokens * shape.vocabulary if piece.head else 0.0
     forward, backward_head = logits * (WIDE if formats.product == WIDE else WIDE + formats.product), 2 * WIDE * logits
     between = formats.stream * shape.hidden / plan.tensor
     passed_on = tokens * between if plan.pipeline > 1 and not piece.head else 0.0
-    if mode == "full":
-        everything = tokens * sum(number * layer.everything for number, layer in layers) + head.kept + head.again
+    if plan.recompute == "full":
+        everything = tokens * sum(number * layer.everything for number, layer, _ in layers) + head.kept + head.again
         outside = _outside_of_recomputation(plan, shape, piece, head)
         kept = tokens * (2 * INDEX if piece.embedding else between) + outside
         again = everything + casts + head.cast - kept
         if plan.pipeline > 1:  # all of the loss is done before
             again -= outside - head.freed
         return EagerMemory(round(kept + passed_on), round(again + max(backward_head, gradients)))
-    kept = tokens * sum(number * layer.kept(mode) for number, layer in layers) + head.kept + head.cast + passed_on
+    kept = tokens * sum(number * layer.kept(mode) for number, layer, mode in layers)
+    kept += head.kept + head.cast + passed_on
     if piece.embedding and plan.tensor > 1:
         kept += tokens * (INDEX + 1)
-    again = max((tokens * (layer.everything - layer.kept(mode)) for _, layer in layers), default=0.0) + head.again
-    if mode == "operators" and layers and plan.tensor > 1:  # computing a block again ends before its last result
-        again += tokens * _added(shape.hidden, formats, plan.tensor)
-    if mode == "none":
-        kept += casts
-    else:
-        forward += cached - head.cast  # until autocast ends; what is kept has none of them
+    again = max((tokens * (layer.everything - layer.kept(mode)) for _, layer, mode in layers), default=0.0) + head.again
+    if plan.tensor > 1 and any(mode == "operators" for _, _, mode in layers):
+        again += tokens * _added(shape.hidden, formats, plan.tensor)  # a block is computed until before its last result
+    plain = layers_with(plan.recompute, shape, piece, "none") / count if count else float(_last_mode(plan) == "none")
+    kept += plain * casts
+    if plain < 1:
+        forward += (1 - plain) * (cached - head.cast)  # until autocast ends; what is kept has none of them
         again += casts / max(1, count)
     return EagerMemory(round(kept), round(max(forward, backward_head, again + gradients, 0.0)))
+
+
+def _last_mode(plan: ParallelPlan) -> str:
+    """Recomputation of the last layer, which modules of multi-token prediction are."""
+    return plan.recompute[-1] if isinstance(plan.recompute, tuple) else plan.recompute
 
 
 def _outside_of_recomputation(plan: ParallelPlan, shape: ModelShape, piece: Stage, head: _Head) -> float:
@@ -261,8 +268,9 @@ def _head(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> _Head:
     # Of a module: two norms, of which one has that input; both side by side; the last norm.
     module = 3 * norm - (0 if hidden else WIDE * h) + 2 * formats.product * h
     again = 0.0
-    if plan.recompute in ("operators", "blocks"):  # the module is one block, whose input is its two
-        kept = hidden + (formats.product * h if plan.recompute == "operators" else 0)
+    mode = _last_mode(plan)
+    if mode in ("operators", "blocks"):  # the module is one block, whose input is its two
+        kept = hidden + (formats.product * h if mode == "operators" else 0)
         module, again = kept, module - kept if modules else 0
     cast = formats.product * shape.vocabulary * h / plan.tensor if formats.cast else 0.0
     freed = output if modules else norm + output

@@ -20,7 +20,7 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import Experts
 
-__all__ = ["ExpertOrder", "imbalance", "pack", "place_experts"]
+__all__ = ["ExpertOrder", "imbalance", "level", "pack", "place_experts"]
 
 MAX_EXCHANGES: Final = 1 << 12
 """Of pairs in one packing."""
@@ -54,20 +54,32 @@ def pack(loads: Sequence[float], bins: int) -> tuple[tuple[int, ...], ...]:
         place = min((one for one in range(bins) if len(held[one]) < size), key=lambda one: (totals[one], one))
         held[place].append(item)
         totals[place] += loads[item]
-    for _ in range(MAX_EXCHANGES):
-        if not _exchange(loads, held, totals):
-            break
+    level(loads, held, totals)
     return tuple(tuple(sorted(one)) for one in held)
 
 
-def _exchange(loads: Sequence[float], held: list[list[int]], totals: list[float]) -> bool:
+def level(
+    loads: Sequence[float], held: list[list[int]], totals: list[float], kinds: Sequence[int] | None = None
+) -> None:
+    """Exchanges items of the bins `held`, whose loads are `totals`, while that makes the fuller of two bins less full.
+    Items of equal `kinds` are not put together; None: all may be."""
+    for _ in range(MAX_EXCHANGES):
+        if not _exchange(loads, held, totals, range(len(loads)) if kinds is None else kinds):
+            break
+
+
+def _exchange(loads: Sequence[float], held: list[list[int]], totals: list[float], kinds: Sequence[int]) -> bool:
     """Exchanges an item of the fullest bin for a smaller one of another, the pair that leaves the fuller of both least
     full; False where none helps."""
     full = max(range(len(held)), key=lambda one: (totals[one], -one))
     best, found = totals[full] * (1 - 1e-12), None
+    here = {kinds[item] for item in held[full]}
     for other in range(len(held)):
+        there = {kinds[item] for item in held[other]}
         for mine in range(len(held[full])) if other != full else ():
             for theirs in range(len(held[other])):
+                if kinds[held[full][mine]] in there or kinds[held[other][theirs]] in here:
+                    continue
                 moved = loads[held[full][mine]] - loads[held[other][theirs]]
                 fuller = max(totals[full] - moved, totals[other] + moved)
                 if moved > 0 and fuller < best:

@@ -22,7 +22,7 @@ from fireflyer.codesign.parallel.eager import eager_memory, eager_values
 from fireflyer.codesign.parallel.kept_gradients import ValueBytes, kept_gradients
 from fireflyer.codesign.parallel.pipeline import held_at_once
 from fireflyer.codesign.parallel.plan import FORMAT_BYTES, MatrixFormat, ParallelPlan, Recompute
-from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages
+from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages, layer_groups
 
 __all__ = [
     "Kernels",
@@ -138,18 +138,24 @@ def held_parameters(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[
 def static_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and optimizer states on one rank of `stage`.
 
-    FSDP has memory of its own for the parameters that ZeRO 1 and 2 keep whole, beside FP32 shards; of BF16 parameters
-    these are the copy that counts among states. ZeRO 1 keeps whole gradients from one micro-batch to the next.
+    FSDP keeps shards of parameters and of reduced gradients in FP32, and makes BF16 parameters of them as it gathers:
+    with ZeRO 3 the shards are the parameters; with ZeRO 1 and 2 it has memory of its own for the whole ones beside
+    them, and shards of BF16 parameters are the copy that counts among states. ZeRO 1 keeps whole gradients from one
+    micro-batch to the next. Stages of a pipeline are not of FSDP: shards are rows of whole parameters and gradients.
     """
     precision, zero = plan.precision, plan.zero
-    beside = zero in (1, 2) and precision.parameters == "fp32"
-    reduced = zero >= 2 or (zero == 1 and plan.micro_batches == 1)
+    parameter, gradient = FORMAT_BYTES[precision.parameters], FORMAT_BYTES[precision.gradients]
+    state = precision.state_bytes
+    if zero == 3 and precision.parameters == "bf16":
+        parameter, state = FORMAT_BYTES["fp32"], state - FORMAT_BYTES["fp32"]
+    beside = zero in (1, 2) and precision.parameters == "fp32" and plan.pipeline == 1
+    reduced = zero >= 2 or (zero == 1 and plan.micro_batches == 1 and plan.pipeline == 1)
     parameters = gradients = states = 0.0
     for count, shard in zip(held_parameters(plan, shape, stage), (plan.shard, plan.expert_shard), strict=True):
-        parameters += count * FORMAT_BYTES[precision.parameters] / (shard if zero >= 3 else 1)
-        parameters += count * FORMAT_BYTES[precision.parameters] / shard if beside else 0
-        gradients += count * FORMAT_BYTES[precision.gradients] / (shard if reduced else 1)
-        states += count * precision.state_bytes / (shard if zero >= 1 else 1)
+        parameters += count * parameter / (shard if zero == 3 else 1)
+        parameters += count * parameter / shard if beside else 0
+        gradients += count * (FORMAT_BYTES["fp32"] / shard if reduced else gradient)
+        states += count * state / (shard if zero >= 1 else 1)
     return round(parameters), round(gradients), round(states)
 
 
@@ -238,12 +244,11 @@ def _piece_activations(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> t
     """Bytes per token of one piece: kept, with what it passes on, and beside them while it is computed backward."""
     between = 2.0 * shape.hidden / plan.tensor
     kept, working, whole = between if plan.pipeline > 1 and not piece.head else 0.0, 0.0, 0.0
-    for count, has_experts in ((piece.dense_layers, False), (piece.expert_layers, True)):
-        if count:
-            layer = activation_bytes(shape, has_experts, plan.recompute, plan.precision.activations, plan.tensor)
-            kept += count * layer.kept
-            whole += count * layer.working
-            working = max(working, layer.working)
+    for count, has_experts, mode in layer_groups(plan.recompute, shape, piece):
+        layer = activation_bytes(shape, has_experts, mode, plan.precision.activations, plan.tensor)
+        kept += count * layer.kept
+        whole += count * layer.working
+        working = max(working, layer.working)
     if plan.recompute == "full":
         return kept + between, whole
     return kept, working
@@ -252,7 +257,7 @@ def _piece_activations(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> t
 def _gathered_bytes(plan: ParallelPlan, shape: ModelShape, stage: int) -> int:
     """Two blocks of whole parameters and one of gradients, while ZeRO 3 gathers them; one of gradients with ZeRO 2, and
     with ZeRO 1 where no whole ones are kept."""
-    if plan.zero < 1 or (plan.zero == 1 and plan.micro_batches > 1):
+    if plan.zero < 1 or (plan.zero == 1 and (plan.micro_batches > 1 or plan.pipeline > 1)):
         return 0
     stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]

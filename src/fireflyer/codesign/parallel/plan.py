@@ -21,8 +21,10 @@ __all__ = [
     "FORMAT_BYTES",
     "RECOMPUTE",
     "SCHEDULES",
+    "LayerRecompute",
     "MatrixFormat",
     "ParallelPlan",
+    "PlanRecompute",
     "Precision",
     "Recompute",
     "Schedule",
@@ -37,6 +39,8 @@ WireFormat = Literal["bf16", "fp32", "fp8", "fp8_ue8m0", "e5m6", "logfmt8", "log
 """A codec of `fireflyer.collectives.tokens`: two of single values, the others of tiles of 128."""
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev"]
 Recompute = Literal["none", "operators", "blocks", "full"]
+LayerRecompute = Literal["none", "operators", "blocks"]
+PlanRecompute = Literal["none", "operators", "blocks", "full", "budget"] | tuple[LayerRecompute, ...]
 
 SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
 RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
@@ -114,9 +118,10 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schedule: Schedule = "1f1b"
     chunks: int = 1
     """Stages of one rank; only `interleaved` has a choice."""
-    recompute: Recompute = "none"
+    recompute: PlanRecompute = "none"
     """What backward computes again: nothing; norms, activation functions and projections from latents (`operators`);
-    each block from its input (`blocks`); the whole stage from its input (`full`)."""
+    each block from its input (`blocks`); the whole stage from its input (`full`). Or one of the first three for each
+    layer, those of multi-token prediction last; `budget` asks `fit_recompute` for them."""
     precision: Precision = Precision()
 
     @property
@@ -199,7 +204,8 @@ def shape_refusals(plan: ParallelPlan, shape: ModelShape) -> list[str]:
             raise UsageError(f"{name} is {getattr(plan, name)}; use 1 or more")
     if not 0 <= plan.zero <= 3:
         raise UsageError(f"zero is {plan.zero}; use 0, 1, 2 or 3")
-    return [*_ranks(plan), *_matrices(plan, shape), *_experts(plan, shape), *_pipeline(plan, shape)]
+    found = (_ranks(plan), _matrices(plan, shape), _experts(plan, shape), _pipeline(plan, shape))
+    return [line for lines in (*found, _recompute(plan, shape)) for line in lines]
 
 
 def _nodes(plan: ParallelPlan, node: NodeModel, nodes: int) -> Iterator[str]:
@@ -267,6 +273,14 @@ def _experts(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:
     group = plan.shard * plan.tensor
     if group % expert and expert % group:
         yield f"expert = {expert} neither divides nor is a multiple of shard x tensor = {group}"
+
+
+def _recompute(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:
+    layers = shape.layers + shape.mtp_layers
+    if plan.recompute == "budget":
+        yield "recompute = 'budget' depends on the memory of a GPU: use the list of modes that `ff train plan` prints"
+    elif isinstance(plan.recompute, tuple) and len(plan.recompute) != layers:
+        yield f"recompute has {len(plan.recompute)} modes; give one for each of {layers} layers and prediction modules"
 
 
 def _pipeline(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:

@@ -126,8 +126,12 @@ def _expert_degrees(shape: ModelShape, stage_ranks: int) -> tuple[int, ...]:
 def order_key(plan: ParallelPlan, estimate: StepEstimate) -> tuple[object, ...]:
     """Sort key of the ranking: time, then memory, then the degrees, so that the order is the same each time."""
     degrees = (plan.pipeline, plan.tensor, plan.expert, plan.shard, plan.zero, plan.micro_batch, plan.chunks)
-    names = (SCHEDULES.index(plan.schedule), RECOMPUTE.index(plan.recompute))
+    names = (SCHEDULES.index(plan.schedule), _recompute_order(plan))
     return (estimate.step_s, estimate.peak_memory.total, *degrees, *names)
+
+
+def _recompute_order(plan: ParallelPlan) -> int:
+    return next((at for at, mode in enumerate(RECOMPUTE) if mode == plan.recompute), len(RECOMPUTE))
 
 
 def search_plans(

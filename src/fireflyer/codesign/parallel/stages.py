@@ -7,17 +7,31 @@ into contiguous stages, one whose most expensive stage is cheapest is taken (`fi
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.model.flops import attention_flops
 from fireflyer.codesign.model.parameters import layer_parameters, mtp_parameters, outer_vectors
-from fireflyer.codesign.parallel.plan import ParallelPlan
+from fireflyer.codesign.model.shape import LatentAttention
+from fireflyer.codesign.parallel.plan import ParallelPlan, PlanRecompute, Recompute
 from fireflyer.codesign.schedule import balance
 
-__all__ = ["Stage", "balance_model", "first_equal_stages", "held_share"]
+__all__ = [
+    "LayerGroup",
+    "Stage",
+    "again_flops",
+    "balance_model",
+    "first_equal_stages",
+    "held_share",
+    "layer_again_flops",
+    "layer_groups",
+    "layers_of",
+    "layers_with",
+]
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +68,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return self.matrix_flops + self.score_flops
 
 
+class LayerGroup(NamedTuple):
+    """Layers of a piece that are alike."""
+
+    layers: int
+    has_experts: bool
+    recompute: Recompute
+
+
 @lru_cache(maxsize=1024)
 def balance_model(shape: ModelShape, pieces: int, sequence_tokens: int) -> tuple[Stage, ...]:
     """Stages of the model, in the order in which a token passes them. Raises `UsageError` for more stages than layers
@@ -71,7 +93,58 @@ def balance_model(shape: ModelShape, pieces: int, sequence_tokens: int) -> tuple
 def first_equal_stages(shape: ModelShape, plan: ParallelPlan) -> tuple[int, ...]:
     """Number of the first stage whose ranks have the same work, parameters and messages as those of each stage: what is
     computed for it holds for all of them."""
-    return _first_equal(shape, plan.pieces, plan.sequence_tokens, *_held(plan))
+    modes = plan.recompute if isinstance(plan.recompute, tuple) else "none"
+    return _first_equal(shape, plan.pieces, plan.sequence_tokens, modes, *_held(plan))
+
+
+def layer_groups(recompute: PlanRecompute, shape: ModelShape, piece: Stage) -> tuple[LayerGroup, ...]:
+    """Layers of a piece, with those of multi-token prediction, by what they are and what backward computes again."""
+    if isinstance(recompute, tuple):
+        last = shape.layers - 1
+        found = Counter((shape.has_experts(min(one, last)), recompute[one]) for one in layers_of(shape, piece))
+        return tuple(LayerGroup(count, *key) for key, count in sorted(found.items()))
+    mode: Recompute = "none" if recompute == "budget" else recompute
+    both = ((piece.dense_layers, False), (piece.expert_layers, True))
+    return tuple(LayerGroup(count, has_experts, mode) for count, has_experts in both if count)
+
+
+def layers_with(recompute: PlanRecompute, shape: ModelShape, piece: Stage, *modes: Recompute) -> int:
+    """Layers of a piece that have one of `modes`."""
+    return sum(one.layers for one in layer_groups(recompute, shape, piece) if one.recompute in modes)
+
+
+def again_flops(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> tuple[float, float]:
+    """FLOPs of a token that backward computes again in a piece: in matrix products, and in attention scores."""
+    if plan.recompute in ("blocks", "full"):  # the head's logits are used at once
+        return piece.matrix_flops - 2.0 * piece.heads * shape.vocabulary * shape.hidden, piece.score_flops
+    if isinstance(plan.recompute, str):
+        matrix, scores = layer_again_flops(shape, 0, plan.recompute, plan.sequence_tokens)
+        return matrix * (piece.dense_layers + piece.expert_layers), scores
+    matrix = scores = 0.0
+    for layer in layers_of(shape, piece):
+        products, one = layer_again_flops(shape, layer, plan.recompute[layer], plan.sequence_tokens)
+        matrix, scores = matrix + products, scores + one
+    return matrix, scores
+
+
+def layer_again_flops(shape: ModelShape, layer: int, mode: str, sequence_tokens: int) -> tuple[float, float]:
+    """Of one layer, or a module of multi-token prediction behind the last one, with a mode of its own. Of `operators`
+    they are projections from latents."""
+    attention = shape.attention
+    if mode == "operators" and isinstance(attention, LatentAttention):
+        up = attention.kv_rank * attention.heads * (attention.nope_dim + attention.value_dim)
+        up += (attention.query_rank or 0) * attention.heads * attention.score_dim
+        return 2.0 * up, 0.0
+    if mode != "blocks":
+        return 0.0, 0.0
+    products, scores = _layer_flops(shape, min(layer, shape.layers - 1), sequence_tokens)
+    return products + (4.0 * shape.hidden * shape.hidden if layer >= shape.layers else 0.0), scores
+
+
+def layers_of(shape: ModelShape, piece: Stage) -> list[int]:
+    """Numbers of its layers; modules of multi-token prediction follow the last one."""
+    modules = range(shape.layers, shape.layers + shape.mtp_layers) if piece.head else range(0)
+    return [*range(piece.first, piece.first + piece.layers), *modules]
 
 
 def held_share(plan: ParallelPlan) -> float:
@@ -84,13 +157,16 @@ def _held(plan: ParallelPlan) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=1024)
-def _first_equal(shape: ModelShape, pieces: int, sequence_tokens: int, *held: tuple[int, ...]) -> tuple[int, ...]:
+def _first_equal(
+    shape: ModelShape, pieces: int, sequence_tokens: int, recompute: PlanRecompute, *held: tuple[int, ...]
+) -> tuple[int, ...]:
     stages = balance_model(shape, pieces, sequence_tokens)
     # The turn of a V has both its pieces on one rank, and sends less.
     keys = [
         (
             len(held) - 1 == stage and len(mine) == 2 and mine[1] - mine[0] == 1,
             *(msgspec.structs.replace(stages[piece], first=0) for piece in mine),
+            *(layer_groups(recompute, shape, stages[piece]) for piece in mine),
         )
         for stage, mine in enumerate(held)
     ]

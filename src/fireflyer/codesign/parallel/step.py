@@ -12,12 +12,12 @@ import msgspec
 
 from fireflyer.codesign.decoding import compute_share
 from fireflyer.codesign.model import ModelShape, model_flops_utilization, training_flops
-from fireflyer.codesign.model.shape import LatentAttention
+from fireflyer.codesign.parallel.expert_replicas import ExpertLoads
 from fireflyer.codesign.parallel.memory import RankMemory, peak_memory, static_memory
 from fireflyer.codesign.parallel.node import NodeModel
 from fireflyer.codesign.parallel.pipeline import OVERLAPPING, StageTimes, pipeline_time
 from fireflyer.codesign.parallel.plan import ParallelPlan
-from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages
+from fireflyer.codesign.parallel.stages import Stage, again_flops, balance_model, first_equal_stages, layers_with
 from fireflyer.codesign.parallel.traffic import LINKS, Link, Traffic, link_rate, stage_message_bytes, stage_traffic
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "StepEstimate",
     "StepParts",
     "estimate_step",
+    "flops_rates",
     "optimizer_seconds",
     "pass_seconds",
     "stage_seconds",
@@ -72,6 +73,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Path of the model's `config.json`, from the directory of this file."""
     plan: ParallelPlan
     measured: MeasuredStep | None = None
+    experts: ExpertLoads | None = None
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +142,8 @@ class _Rank(msgspec.Struct, frozen=True):
     weight: float
     tensor: float
     experts: float
+    passes: float
+    """Forward, backward, and as much of a forward one as is computed again."""
 
 
 def computing_share(plan: ParallelPlan, node: NodeModel) -> float:
@@ -147,24 +151,20 @@ def computing_share(plan: ParallelPlan, node: NodeModel) -> float:
     return compute_share(node.sms, node.lent_sms) if node.sms and plan.expert > 1 else 1.0
 
 
+def flops_rates(plan: ParallelPlan, node: NodeModel) -> tuple[float, float]:
+    """FLOPs per second of one GPU in matrix products of layers, and in attention scores, which are BF16."""
+    efficiency = node.layer_efficiency * computing_share(plan, node)
+    return node.gemm_flops.of(plan.precision.compute) * efficiency, node.gemm_flops.bf16 * efficiency
+
+
 def stage_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: Stage) -> tuple[float, float, float]:
     """Seconds of computation of one micro-batch in a piece of the model: forward, backward with recomputation, and the
     part of backward for weights."""
     tokens = plan.micro_batch_tokens / plan.tensor
-    efficiency = node.layer_efficiency * computing_share(plan, node)
-    matrix_rate = node.gemm_flops.of(plan.precision.compute) * efficiency
-    score_rate = node.gemm_flops.bf16 * efficiency
+    matrix_rate, score_rate = flops_rates(plan, node)
     matrix, scores = stage.matrix_flops * tokens / matrix_rate, stage.score_flops * tokens / score_rate
-    again = 0.0
-    if plan.recompute in ("blocks", "full"):
-        again = matrix + scores
-        if stage.head:  # the head's logits are used at once
-            again -= 2 * stage.heads * shape.vocabulary * shape.hidden * tokens / matrix_rate
-    elif plan.recompute == "operators" and isinstance(shape.attention, LatentAttention):
-        attention = shape.attention
-        up = attention.kv_rank * attention.heads * (attention.nope_dim + attention.value_dim)
-        up += (attention.query_rank or 0) * attention.heads * attention.score_dim
-        again = 2 * up * (stage.dense_layers + stage.expert_layers) * tokens / matrix_rate
+    again_matrix, again_scores = again_flops(plan, shape, stage)
+    again = again_matrix * tokens / matrix_rate + again_scores * tokens / score_rate
     return matrix + scores, 2 * (matrix + scores) + again, matrix
 
 
@@ -176,7 +176,17 @@ def _rank_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel, traffi
     m = plan.micro_batches
     tensor = sum(_seconds(node, traffic.by_purpose["tensor"]).values()) / m
     experts = max(_seconds(node, traffic.by_purpose["experts"]).values(), default=0.0) / m
-    return _Rank(forward, backward, weight, tensor, experts)
+    return _Rank(forward, backward, weight, tensor, experts, _passes(plan, shape, traffic.stage))
+
+
+def _passes(plan: ParallelPlan, shape: ModelShape, stage: int) -> float:
+    """Mean over the layers of a stage."""
+    if not isinstance(plan.recompute, tuple):
+        return 3 if plan.recompute in ("blocks", "full") else 2
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
+    held = [stages[piece] for piece in plan.pieces_of(stage)]
+    layers = sum(one.dense_layers + one.expert_layers for one in held)
+    return 2 + sum(layers_with(plan.recompute, shape, one, "blocks") for one in held) / max(1, layers)
 
 
 def _seconds(node: NodeModel, counts: dict[Link, float]) -> dict[Link, float]:
@@ -267,7 +277,7 @@ def pass_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel) -> Pass
 
 def _stage_times(plan: ParallelPlan, rank: _Rank) -> StageTimes:
     """Communication of a pass is a share of that of a micro-batch; recomputation repeats the forward one."""
-    passes = 3 if plan.recompute in ("blocks", "full") else 2
+    passes = rank.passes
     communication = rank.tensor + rank.experts
     forward = rank.forward + communication / passes
     backward = rank.backward + communication * (passes - 1) / passes

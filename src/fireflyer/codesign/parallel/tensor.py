@@ -18,7 +18,7 @@ import msgspec
 
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.parallel.plan import FORMAT_BYTES, ParallelPlan
-from fireflyer.codesign.parallel.stages import balance_model, held_share
+from fireflyer.codesign.parallel.stages import balance_model, held_share, layers_with
 
 __all__ = ["TensorCollectives", "tensor_collectives"]
 
@@ -55,9 +55,8 @@ def tensor_collectives(plan: ParallelPlan, shape: ModelShape, stage: int) -> Ten
     # products: behind layers, and backward before them.
     gathered, scattered = 2 * layers + embeddings + heads, 2 * layers + embeddings + heads
     products_gathered, products_scattered = 2 * layers, 2 * layers
-    if plan.recompute in ("operators", "blocks"):
-        gathered += 2 * layers
-        products_scattered += layers if plan.recompute == "blocks" else 0
+    gathered += 2 * sum(layers_with(plan.recompute, shape, one, "operators", "blocks") for one in held)
+    products_scattered += sum(layers_with(plan.recompute, shape, one, "blocks") for one in held)
     if plan.recompute == "full":
         gathered += 2 * layers + heads
         scattered += embeddings

@@ -18,7 +18,7 @@ from fireflyer.codesign.parallel.memory import held_parameters
 from fireflyer.codesign.parallel.mesh import gradient_adds
 from fireflyer.codesign.parallel.node import NodeModel
 from fireflyer.codesign.parallel.plan import FORMAT_BYTES, ParallelPlan
-from fireflyer.codesign.parallel.stages import balance_model, held_share
+from fireflyer.codesign.parallel.stages import balance_model, held_share, layer_groups
 from fireflyer.codesign.parallel.tensor import tensor_collectives
 
 __all__ = [
@@ -178,27 +178,21 @@ def kept_gathered(plan: ParallelPlan, shape: ModelShape) -> float:
     return matrix / plan.tensor + shape.hidden * (2 if shape.layer_norm else 1)
 
 
-def _passes(plan: ParallelPlan) -> int:
-    """Forward and backward communication of a layer, in passes: recomputing a block repeats the forward one."""
-    return 3 if plan.recompute in ("blocks", "full") else 2
-
-
-def _held_layers(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[float, float]:
-    """Layers, and layers with experts, that a micro-batch passes on a rank of `stage`."""
+def _layer_passes(plan: ParallelPlan, shape: ModelShape, stage: int) -> float:
+    """Forward and backward communication of the layers with experts on a rank of `stage`, in passes of one layer:
+    recomputing a block repeats the forward one."""
     stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
-    held = [stages[piece] for piece in plan.pieces_of(stage)]
-    share = held_share(plan)
-    dense, experts = sum(one.dense_layers for one in held), sum(one.expert_layers for one in held)
-    return share * (dense + experts), share * experts
+    groups = [one for piece in plan.pieces_of(stage) for one in layer_groups(plan.recompute, shape, stages[piece])]
+    passes = sum(one.layers * (3 if one.recompute in ("blocks", "full") else 2) for one in groups if one.has_experts)
+    return held_share(plan) * passes
 
 
 def _experts(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int) -> LinkBytes:
     if plan.expert == 1 or shape.experts is None:
         return {}
-    _, layers = _held_layers(plan, shape, stage)
     copies = copies_per_token(plan, shape.experts, node.gpus)
     there, back = plan.precision.dispatch_bytes(shape.hidden), plan.precision.combine_bytes(shape.hidden)
-    tokens = plan.micro_batch_tokens / plan.tensor * plan.micro_batches * _passes(plan) * layers
+    tokens = plan.micro_batch_tokens / plan.tensor * plan.micro_batches * _layer_passes(plan, shape, stage)
     remote = tokens * copies.remote * (there + back)
     inside = tokens * (copies.inside * there + copies.outputs * back)
     found: LinkBytes = {"nic": node.gpus * remote, "pcie": remote}

@@ -207,8 +207,7 @@ class Sharded(WholeDepth):
             built.loss,
             built.blocks,
             zero=_zero_of(plan),
-            replicas=plan.replicate,
-            mesh=mesh.data if plan.tensor > 1 else None,
+            mesh=mesh.data,
             param_dtype=torch.bfloat16 if plan.precision.parameters == "bf16" else None,
             reduce_dtype=_DTYPES[plan.precision.gradients],
         )

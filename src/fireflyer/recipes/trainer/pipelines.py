@@ -30,7 +30,8 @@ __all__ = ["Pipelined", "one_forward"]
 
 
 class Pipelined(ArrangementBase):
-    """Layers divided over the stages of a pipeline, which runs the plan's schedule.
+    """Layers divided over the stages of a pipeline, which runs the plan's schedule; with ZeRO 1 the states of a stage's
+    optimizer divided over its shard group.
 
     All ranks of a pipeline read the same part of the batch: the first stage needs the inputs, the last one the targets.
     """
@@ -58,12 +59,14 @@ class Pipelined(ArrangementBase):
         on = None if device.type == "cpu" else device
         average = None if self._split is None else partial(self._split.add_gradients, average=True)
         self._pipeline, self._evaluation = _pipelines(part, schedule, mesh, on, average, record_phases=phased)
-        self.module = self._stored = StoredModel((stage.named_parts for stage in part.stages.values()), experts, mesh)
+        parts = (stage.named_parts for stage in part.stages.values())
+        self.module = self._stored = StoredModel(parts, experts, mesh, sharded=plan.zero == 1)
         self.optimizer = adamw(self._stored, settings)
         self._max_norm = settings.max_norm
         self._counted = counted_here(part.counted, experts, mesh)
 
     def backward(self, inputs: Tensor, targets: Tensor) -> float:
+        self._stored.gather()
         count = self._plan.micro_batches
         losses = self._pipeline.step(
             split_batch(inputs, count), split_batch(targets, count), shares=[self._factor] * count
@@ -85,6 +88,7 @@ class Pipelined(ArrangementBase):
         super().discard()
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> float:
+        self._stored.gather()
         self.layers.eval()  # gates count the tokens of training only
         try:
             return self._sum_of_stages(self._evaluation.evaluate([inputs], [targets]))

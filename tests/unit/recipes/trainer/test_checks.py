@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -49,6 +50,7 @@ def planned(**plan: Any) -> Recipe:
         {"tensor": 2, "shard": 2, "zero": 3},
         {"pipeline": 2},
         {"pipeline": 2, "replicate": 2, "schedule": "1f1b", "recompute": "full"},
+        {"pipeline": 2, "shard": 2, "zero": 1},
     ],
 )
 def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
@@ -60,8 +62,12 @@ def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
     [
         ({"expert": 2}, "expert = 2, but the model has no experts"),
         (
-            {"pipeline": 2, "shard": 2, "zero": 1},
-            "pipeline = 2 with zero = 1: the trainer has either; use replicate, and zero = 0",
+            {"pipeline": 2, "shard": 2, "zero": 2},
+            "pipeline = 2 with zero = 2: the trainer has either; use replicate, and zero = 0",
+        ),
+        (
+            {"pipeline": 2, "shard": 2, "zero": 1, "precision": {"parameters": "bf16"}},
+            "precision.parameters = 'bf16' is for zero 1 to 3 without a pipeline",
         ),
         ({"pipeline": 2, "tensor": 2}, "pipeline = 2 with tensor = 2: the trainer has either"),
         (
@@ -132,6 +138,57 @@ def test_experts_are_divided_over_replicas(plan: dict[str, Any], reason: str | N
 def deepseek(plan: dict[str, Any], **tables: Any) -> Recipe:
     model = {"kind": "deepseek", "preset": "tiny"}
     return recipe_of(raw_recipe(plan={"precision": FP32, **plan}, **tables) | {"model": model})
+
+
+DIVISIONS: dict[str, dict[str, Any]] = {
+    "replicate": {"replicate": 2},
+    **{f"zero {zero}": {"shard": 2, "zero": zero} for zero in (1, 2, 3)},
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
+    "expert": {"expert": 2},
+}
+EXECUTED_TOGETHER = {
+    *(frozenset({"replicate", one}) for one in ("zero 1", "zero 2", "zero 3", "tensor", "pipeline", "expert")),
+    *(frozenset({"tensor", f"zero {zero}"}) for zero in (1, 2, 3)),
+    frozenset({"pipeline", "zero 1"}),
+}
+"""Of pairs; experts are divided over replicas, also those of a pipeline."""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [one for one in itertools.combinations(DIVISIONS, 2) if not all(name.startswith("zero") for name in one)],
+    ids=" x ".join,
+)
+def test_each_pair_of_divisions_is_executed_or_refused_in_a_line_that_names_both(names: tuple[str, str]) -> None:
+    plan = {key: value for name in names for key, value in DIVISIONS[name].items()}
+    experts = "expert" in names
+    if experts and set(names) == {"pipeline", "expert"}:
+        plan["replicate"] = 2
+    shape, recipe = (PRESETS["tiny"].shape, deepseek(plan)) if experts else (SHAPE, planned(**plan))
+    found = reasons(recipe, shape)
+    if frozenset(names) in EXECUTED_TOGETHER or set(names) == {"pipeline", "expert"}:
+        assert found == []
+        return
+    told = [name.replace(" ", " = ") if " " in name else f"{name} = 2" for name in names]
+    assert any(all(one in line for one in told) for line in found), found
+    assert all("use " in line for line in found), "what to write instead"
+
+
+@pytest.mark.parametrize(
+    ("modes", "reason"),
+    [
+        (["blocks", "none"], None),
+        (["blocks"], "recompute has 1 modes; give one for each of 2 layers"),
+        ("budget", "recompute = 'budget' depends on the memory of a GPU"),
+    ],
+)
+def test_layers_may_be_recomputed_each_in_its_way(modes: Any, reason: str | None) -> None:
+    found = reasons(planned(recompute=modes), SHAPE)
+    assert [one.startswith(str(reason)) for one in found] == [True] * (reason is not None)
+    split = reasons(planned(recompute=["none", "blocks"], pipeline=2, schedule="zb-h1"), SHAPE)
+    assert any(one.startswith("recompute = 'blocks' with schedule = 'zb-h1'") for one in split)
+    assert reasons(planned(recompute=["none", "none"], pipeline=2, schedule="zb-h1"), SHAPE) == []
 
 
 def test_models_of_hugging_face_are_not_cut() -> None:

@@ -72,15 +72,17 @@ def _divided_matrices(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
 def _degrees(recipe: Recipe) -> Iterator[str]:
     plan = recipe.plan
     others = {name: getattr(plan, name) for name in ("tensor", "zero") if getattr(plan, name) > (name == "tensor")}
+    stages_alone = plan.zero == 1 and plan.expert == plan.tensor == 1
     for name in ("pipeline", "expert"):
         value = getattr(plan, name)
         if value > 1 and isinstance(recipe.model, HuggingFaceTable):
             yield f"{name} = {value}: Hugging Face models are not divided so; use {name} = 1"
-        for other, degree in others.items() if value > 1 else ():
+        for other, degree in others.items() if value > 1 and not (name == "pipeline" and stages_alone) else ():
             yield f"{name} = {value} with {other} = {degree}: the trainer has either; use replicate, and {_OFF[other]}"
-    if plan.recompute != "none" and plan.pipeline > 1 and plan.schedule in _SPLIT:
+    again = plan.recompute if isinstance(plan.recompute, str) else ", ".join(sorted({*plan.recompute} - {"none"}))
+    if again not in ("none", "") and plan.pipeline > 1 and plan.schedule in _SPLIT:
         yield (
-            f"recompute = {plan.recompute!r} with schedule = {plan.schedule!r}, which runs a backward pass in parts, "
+            f"recompute = {again!r} with schedule = {plan.schedule!r}, which runs a backward pass in parts, "
             "each of which computes again; use recompute = 'none', or schedule = '1f1b'"
         )
     if plan.tensor > 1 and isinstance(recipe.model, DeepseekTable):
@@ -90,10 +92,12 @@ def _degrees(recipe: Recipe) -> Iterator[str]:
 def _precision(plan: ParallelPlan) -> Iterator[str]:
     """FP32 shards and moments are what the optimizers keep; BF16 parameters are those that FSDP gathers."""
     precision = plan.precision
-    if precision.parameters == "bf16" and not plan.zero:
-        yield "precision.parameters = 'bf16' is for zero 1 to 3, which keep FP32 shards; use 'fp32', with any compute"
-    if precision.gradients == "bf16" and not plan.zero:
-        yield "precision.gradients = 'bf16' is for zero 1 to 3; use 'fp32'"
+    whole = not plan.zero or plan.pipeline > 1
+    where = "zero 1 to 3 without a pipeline"
+    if precision.parameters == "bf16" and whole:
+        yield f"precision.parameters = 'bf16' is for {where}, which keep FP32 shards; use 'fp32', with any compute"
+    if precision.gradients == "bf16" and whole:
+        yield f"precision.gradients = 'bf16' is for {where}; use 'fp32'"
     if precision.moments != "fp32":
         yield f"precision.moments = {precision.moments!r}: moments are kept in FP32; use 'fp32'"
     if precision.compute == "fp8" and plan.tensor > 1:
