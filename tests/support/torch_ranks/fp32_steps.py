@@ -27,8 +27,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from fireflyer.codesign.schedule import build_schedule
 from fireflyer.recipes.deepseek import DeepseekModel, recorded_routing, replayed_routing
 from fireflyer.recipes.deepseek.gate import Gate
-from fireflyer.recipes.trainer import run as trainer
 from fireflyer.recipes.trainer.arrangements import Arrangement, adamw
+from fireflyer.recipes.trainer.building import arrange
 from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.models import BuiltModel, build_model
@@ -174,7 +174,7 @@ def compare(recipe: Recipe, steps: int) -> dict[str, Any]:
             worst[kind] = error
             named = name if kind == "gradient" else named
 
-    with trainer._arrange(built, shape, mesh, recipe) as arrangement:
+    with arrange(built, shape, mesh, recipe) as arrangement:
         for inputs, targets in batches(recipe, steps):
             take_over(arrangement, reference)
             with recorded_routing(one.module) as recorded:
