@@ -37,11 +37,11 @@ class StorageLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     access: Literal["read", "write"]
     nbytes: int
-    """Of the file of each client."""
+    """Bytes of the file of each client."""
     replicas: int = 3
     chunk_bytes: int = MIB
     window: int = 16
-    """Chunks of a client under way; 0: all."""
+    """Chunks that a client has under way at a time; 0: all."""
 
 
 def nodes_of_kind(fabric: Fabric, kind: str) -> range:
