@@ -50,7 +50,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     parameters: Literal["bf16", "fp32"] = "bf16"
     gradients: Literal["bf16", "fp32"] = "fp32"
-    """As they are accumulated and added over data-parallel ranks."""
+    """Format in which gradients are accumulated, and added over data-parallel ranks."""
     moments: Literal["bf16", "fp32"] = "fp32"
     """Both moments of Adam."""
     compute: MatrixFormat = "bf16"
@@ -115,8 +115,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chunks: int = 1
     """Stages of one rank; only `interleaved` has a choice."""
     recompute: Recompute = "none"
-    """What backward computes again: nothing; norms, activation functions and projections from latents (`operators`);
-    each block from its input (`blocks`); the whole stage from its input (`full`)."""
+    """Activations that backward computes again: none; norms, activation functions and projections from latents
+    (`operators`); each block from its input (`blocks`); the whole stage from its input (`full`)."""
     precision: Precision = Precision()
 
     @property
