@@ -26,9 +26,9 @@ __all__ = ["STORAGE_KIND", "StorageLoad", "nodes_of_kind", "replica_traffic", "s
 
 STORAGE_KIND = "storage"
 TARGETS_PER_NODE = 6
-"""Of the chain table: each node is in as many chains."""
+"""Targets of a node in the chain table: each node is in as many chains."""
 MAX_STORAGE_NODES = 256
-"""Beyond it the placement takes a minute."""
+"""Most storage nodes: the placement of more takes a minute."""
 MAX_TRANSFERS = 1 << 22
 
 
