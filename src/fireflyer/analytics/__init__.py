@@ -1,4 +1,4 @@
-"""What a job did, computed from its event log alone: the account of its time, ETTR, and the report."""
+"""Analysis of a job from its event log alone: the account of its time, ETTR, and the report."""
 
 from fireflyer.analytics.accounting import (
     Block,

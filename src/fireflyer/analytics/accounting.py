@@ -35,17 +35,17 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds of wall time; they sum to the job's wall time exactly."""
 
     startup_ns: int = 0
-    """From the job's start until all ranks of the first attempt were ready."""
+    """Time from the job's start until all ranks of the first attempt were ready."""
     productive_ns: int = 0
     """Step time of steps that counted."""
     lost_ns: int = 0
     """Steps that were done again later, and the step in progress when a failure was noticed."""
     restart_ns: int = 0
-    """From noticing a failure until all ranks had resumed."""
+    """Time from noticing a failure until all ranks had resumed."""
     checkpoint_ns: int = 0
     """Time that training stood still for a checkpoint; background writing does not count."""
     other_ns: int = 0
-    """Between steps, after the last step, and shutting down."""
+    """Time between steps, after the last step, and of shutting down."""
     unknown_ns: int = 0
     """Time in which ranks ran that reported nothing."""
 
@@ -90,13 +90,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     noticed_ns: int
     reason: str
     node: int | None
-    """Who is to blame, where that is known."""
+    """Node that is to blame; None: not known."""
     rank: int | None
-    """None where the whole node is."""
+    """Rank that is to blame; None: the whole node is, or nobody is known."""
     injected: str | None
-    """What the launcher was asked to break, where it was."""
+    """Fault that the launcher was asked to inject, in words; None: none was."""
     detection_ns: int | None
-    """From the injection until it was noticed; None where nobody knows when it broke."""
+    """Time from the injection until the failure was noticed; None: nothing was injected."""
     broken_step: int | None
     """The step in progress; None when training had not begun, or nothing was reported."""
     restarted: bool
@@ -109,7 +109,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     lost_steps: int
     """Completed steps of this attempt that were thrown away."""
     restart_ns: int | None
-    """From noticing until all ranks resumed; None when the next attempt died before that (or there was none)."""
+    """Time from noticing the failure until all ranks resumed; None: the next attempt failed before, or there was
+    none."""
 
 
 class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +120,7 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     nodes: int
     ranks_per_node: int
-    """Where `node_ranks` says otherwise, the largest of these."""
+    """Number of ranks of each node; the largest of `node_ranks` where it gives several numbers."""
     started_s: float | None
     """Seconds since the epoch, for people only."""
     wall_ns: int
@@ -128,7 +129,7 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     stopped: bool
     """Somebody asked for its end: it has neither succeeded nor failed."""
     suspended: bool
-    """That was for a suspension: the job goes on when it is started again."""
+    """Whether the job was stopped to be suspended: it goes on when it is started again."""
     reason: str
     attempts: int
     reported: bool
@@ -139,14 +140,15 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that were already done when the job began (an earlier run's checkpoint)."""
     last_step: int
     tokens: int
-    """Over all ranks, of steps that counted."""
+    """Tokens of all ranks in the steps that counted."""
     samples: int
     rank_steps: int
     """Steps, and in the next three their times and bytes, summed over all ranks and attempts."""
     rank_step_ns: int
     allreduce_bytes: int
     allreduce_ns: int
-    """Sums were in flight. No bandwidth follows from it: a rank meanwhile computes, and waits for slower ranks."""
+    """Time for which sums were in flight. No bandwidth follows from it: a rank meanwhile computes, and waits for slower
+    ranks."""
     losses: tuple[LossPoint, ...]
     """The final curve: for each step, what the attempt said whose step counted."""
     discarded: tuple[LossPoint, ...]
@@ -160,9 +162,9 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     saturable: int = 0
     """Results of fp8 sums in those groups."""
     saturated_ranks: tuple[int, ...] = ()
-    """Who rounded them, ascending."""
+    """Ranks that rounded those results, ascending."""
     node_ranks: tuple[int, ...] = ()
-    """How many ranks each node has, where these numbers differ."""
+    """Number of ranks of each node, where these numbers differ; empty: `ranks_per_node`."""
 
     @property
     def steps(self) -> int:

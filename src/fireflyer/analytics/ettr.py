@@ -161,7 +161,7 @@ class Ettr(msgspec.Struct, frozen=True, kw_only=True):
     """Formula 1 with `inputs`; None where an input is unknown."""
     inputs: EttrInputs | None
     note: str
-    """Why there is no expectation, or how far it can be trusted; one sentence."""
+    """Reason why there is no expectation, or how far it can be trusted; one sentence."""
 
 
 def measured_ettr(account: JobAccount) -> float | None:

@@ -23,7 +23,7 @@ __all__ = ["Sent", "SnapshotOf", "batches", "default_cache_directory", "send_dir
 
 BATCH_BYTES: Final = 64 * MIB
 BATCH_BLOBS: Final = 512
-"""Of one request, so that one that fails is little to send again."""
+"""Most blobs in one request, so that one that fails is little to send again."""
 
 
 class SnapshotOf(NamedTuple):

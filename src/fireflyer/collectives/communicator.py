@@ -74,7 +74,7 @@ class Stats(NamedTuple):
     """Counts of what this rank has finished so far."""
 
     bytes: int
-    """Of the arrays of finished operations."""
+    """Bytes of the arrays of finished operations."""
     in_flight_ns: int
     """Time in which at least one operation was pending."""
     saturated: int

@@ -75,7 +75,7 @@ class Joined(NamedTuple):
     communicator: Communicator
     places: WorldNodes
     transport: str
-    """As it was asked for; parts of the group ask for the same."""
+    """Transport that was asked for; parts of the group ask for the same."""
     inline_callbacks: bool | None = None
 
 

@@ -196,7 +196,7 @@ class RecordSet:
         return self._read(self.shards, indices)
 
     __getitems__ = read_batch
-    """As loaders of torch know it."""
+    """Batched read under the name by which loaders of torch call it."""
 
     def name(self, index: int) -> str:
         """Name of record `index`: the path that it was packed from. Raises `IndexError`, `UsageError` where records

@@ -37,9 +37,9 @@ from fireflyer.fs.tools.trees import NO_REPLACE, Attributes, LocalTree, OpenFile
 __all__ = ["FireflyerFile", "FireflyerFileSystem"]
 
 MAX_READS: Final = 1024
-"""Of one `read_batch` of `cat_ranges`."""
+"""Most reads in one `read_batch` of `cat_ranges`."""
 MAX_ATTEMPTS: Final = 8
-"""To write a file whose directories others make and remove at the same time."""
+"""Most attempts to write a file whose directories others make and remove at the same time."""
 
 
 class FireflyerFileSystem(AbstractFileSystem):

@@ -1,4 +1,4 @@
-"""Who is who: node secrets, users and tokens, and the handshake by which both ends of a connection prove themselves.
+"""Identity: node secrets, users and tokens, and the handshake by which both ends of a connection prove themselves.
 
 `handshake` is pure and says what it protects against; `users` says what is known of users and tokens; `secrets` and
 `tokens` keep their files.

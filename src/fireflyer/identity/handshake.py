@@ -181,9 +181,10 @@ class Session:
     purpose: str
     key: bytes = field(repr=False)
     token_id: str = ""
-    """On the server, of a user: which token it was, so that its revocation can end the connection."""
+    """Id of the user's token, on the server, so that its revocation can end the connection; empty otherwise."""
     account: Account | None = None
-    """On the server, of a user: as it was found for the handshake; so are `roles` and `scope`."""
+    """Account of the user, on the server, as it was found for the handshake; so are `roles` and `scope`. None
+    otherwise."""
     roles: tuple[str, ...] = ()
     scope: Scope = "user"
 

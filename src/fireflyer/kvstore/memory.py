@@ -29,9 +29,9 @@ class CommitFault(enum.Enum):
     CONFLICT = enum.auto()
     DISCONNECTED = enum.auto()
     UNKNOWN_DONE = enum.auto()
-    """It happens, and nobody is told."""
+    """Commit takes effect, and the caller gets `CommitUnknown`."""
     UNKNOWN_LOST = enum.auto()
-    """It does not happen, and nobody is told."""
+    """Commit does not take effect, and the caller gets `CommitUnknown`."""
 
 
 class MemoryEngine(AttemptingEngine):

@@ -46,11 +46,11 @@ class BackPressure(msgspec.Struct, frozen=True, kw_only=True):
     queue_pairs: int = 1
     seed: int = 0
     message_latency_ns: int = 1000
-    """Before the first link, for a request, a grant and the transfer itself."""
+    """Latency before the first link, for a request, a grant and the transfer itself."""
     switch_latency_ns: int = 500
     packet_bytes: int = 4096
     buffer_bytes: int = 1 << 18
-    """Of each lane, at the end of each link."""
+    """Buffer of each lane at the end of each link, bytes."""
     window: int = 0
     """Transfers that a target grants at a time; 0: all, without a request."""
     lane_weights: tuple[float, ...] = (1.0,)
@@ -65,7 +65,7 @@ class BackPressureRun(NamedTuple):
     start_s: NDArray[np.float64]
     finish_s: NDArray[np.float64]
     blocked_s: NDArray[np.float64]
-    """For how long each directed link had something to send, and no room for it at its end."""
+    """Time for which each directed link had something to send, and no room for it at its end."""
     events: int
 
     @property

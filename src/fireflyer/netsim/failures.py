@@ -16,7 +16,7 @@ class LinkFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Both directions of a link carry nothing from `at_ns` until `repaired_ns`; None: to the end."""
 
     link: int
-    """In one of its directions, numbered as in `Links`."""
+    """Number of the link in one of its directions, as in `Links`."""
     at_ns: int = 0
     repaired_ns: int | None = None
 

@@ -15,9 +15,9 @@ class LinkLatency(NamedTuple):
     `message_ns`; GPUs that do so themselves (IBGDA) add none."""
 
     message_ns: int
-    """Before the first switch."""
+    """Latency before the first switch, ns."""
     switch_ns: int
-    """Of each switch."""
+    """Latency of each switch, ns."""
 
 
 LATENCIES: Final[Mapping[LatencyName, LinkLatency]] = {

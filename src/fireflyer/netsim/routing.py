@@ -29,7 +29,7 @@ class Flow(NamedTuple):
     """A part of a transfer with one rate: the links that it uses, and the share of its bytes on each."""
 
     share: float
-    """Of the bytes of the transfer."""
+    """Share of the bytes of the transfer, 0 to 1."""
     links: tuple[int, ...]
     weights: tuple[float, ...]
 

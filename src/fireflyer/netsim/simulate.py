@@ -43,16 +43,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_pairs: int = 1
     seed: int = 0
     message_latency_ns: int = 0
-    """Before the first link."""
+    """Latency of a message before the first link, ns."""
     switch_latency_ns: int = 0
-    """Of the first byte through one switch."""
+    """Latency of the first byte through one switch, ns."""
     lane_weights: tuple[float, ...] = (1.0,)
     level_lanes: tuple[int, ...] = ()
     """The SL to VL map of a subnet manager: `lane` of a transfer is a service level, and this the lane of each level;
     (): level n has lane n."""
     reroute_ns: int = 0
-    """After a failure until routing avoids the link, and after a repair until it uses it; meanwhile flows over a link
-    that has failed wait."""
+    """Delay from a failure until routing avoids the link, and from a repair until routing uses it, ns; meanwhile flows
+    over a link that has failed wait."""
     engine: Engine = "native"
 
 
@@ -64,7 +64,7 @@ class NetworkRun(NamedTuple):
     finish_s: NDArray[np.float64]
     """Infinite for what has not ended."""
     link_bytes: NDArray[np.float64]
-    """Over each directed link, numbered as in `Links`."""
+    """Bytes over each directed link, numbered as in `Links`."""
     events: int
     cut_off: tuple[int, ...] = ()
     """Numbers of transfers that began and never ended: links that failed had left no path."""

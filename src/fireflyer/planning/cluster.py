@@ -42,18 +42,18 @@ class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     plan: str
     """File of `ff train plan`, from the directory of this file."""
     tokens: float
-    """Of the whole run."""
+    """Tokens that the whole run trains on."""
 
 
 class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[checkpoint]`: times of a save and of a restart, period and size."""
 
     stall_s: float
-    """How long a save holds up training."""
+    """Time by which a save delays training, seconds."""
     restart_s: float
-    """From a failure until steps go on."""
+    """Time from a failure until training steps go on, seconds."""
     period_s: float | None = None
-    """Between saves; None: the nearly optimal one (Daly and Young)."""
+    """Time between saves, seconds; None: the nearly optimal one (Daly and Young)."""
     bytes_per_parameter: float = 14.0
     """bf16 weights, and fp32 master weights and two moments."""
 
@@ -62,9 +62,9 @@ class StoragePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The table `[storage]`: the nodes to which checkpoints are written."""
 
     kind: str = "storage"
-    """Of the nodes in the network."""
+    """Kind of the storage nodes in the network."""
     write_bytes_per_s: float
-    """Of the disks of a node."""
+    """Write bandwidth of all disks of one node."""
     replicas: int = 2
 
 
@@ -77,11 +77,12 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     node: str
     """Shipped node of `ff train plan`, or file."""
     gpu_kind: str = "gpu"
-    """Of the nodes in the network that have GPUs."""
+    """Kind of the nodes with GPUs in the network."""
     training: TrainingPart
     checkpoint: CheckpointPart
     failures_per_1000_node_days: float | tuple[float, float]
-    """That end a job; the clusters of arXiv:2410.21680 had 6.5."""
+    """Failures that end a job, for 1000 days of a node; two numbers are a range. Clusters of arXiv:2410.21680 had
+    6.5."""
     storage: StoragePart | None = None
     prices: str | None = None
     rent_per_gpu_hour: SourcedValue | None = None
@@ -106,14 +107,14 @@ class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     mttf_s: Amount
     period_s: Amount
-    """Between checkpoints: as given, else by Daly and Young."""
+    """Time between checkpoints: as given, else by Daly and Young."""
     ettr: Amount
     optimal_period_s: Amount
-    """That gives the best ratio, exactly."""
+    """Time between checkpoints that gives the best ratio, computed exactly."""
     best_ettr: Amount
-    """With the optimal period."""
+    """ETTR with the optimal period."""
     goal: Requirements | None = None
-    """What each input must be, alone and with the optimal period, for the ratio that is wanted, at the higher failure
+    """Requirement on each input, alone and with the optimal period, for the ETTR that is wanted, at the higher failure
     rate; None where none is wanted, or nothing ever fails."""
 
 
@@ -122,11 +123,11 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     size_bytes: float
     write_bytes_per_s: float
-    """Of all storage nodes, before replication; or of the nodes of the run, which is slower then."""
+    """Write bandwidth before replication: of all storage nodes, or of the nodes of the run where that is lower."""
     written_s: float
-    """With all replicas."""
+    """Time to write a checkpoint with all its replicas, seconds."""
     needed_bytes_per_s: float
-    """Before replication, with which a checkpoint is written when the next one is due."""
+    """Bandwidth before replication with which a checkpoint is written just when the next one is due."""
 
 
 class CostAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,18 +136,19 @@ class CostAnswer(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
     network: Amount
     network_watts: Amount
-    """Of switches and cables."""
+    """Power of switches and cables."""
     cables: CableBill
-    """By class of lengths."""
+    """Cables by class of lengths."""
     node_watts: Amount
-    """Of nodes at work."""
+    """Power of nodes at work."""
     ownership: Ownership
     run: Amount
-    """Of the GPU hours of the run."""
+    """Cost of the GPU hours of the run, failures included."""
     million_tokens: Amount
     rented_run: Amount | None
     owning_is_cheaper_after_hours: Amount | None
-    """Of use, as `break_even_hours` has it; None without a rent, or where it never is."""
+    """Hours of use after which owning costs less than renting (`break_even_hours`); None without a rent, or where
+    owning never does."""
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,22 +158,22 @@ class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     job_nodes: int
     nic_bytes_per_s: float
-    """Of a node: the smaller one of its NICs and its ports."""
+    """Network bandwidth of a node in each direction: the lower one of its NICs together and its ports together."""
     ring_share: float
-    """Of its ports' rate, what the slowest flow gets in a ring of the job's nodes in random order (ECMP)."""
+    """Rate of the slowest flow in a ring of the job's nodes in random order (ECMP), over the rate of a node's ports."""
     alone: StepEstimate
-    """With the whole rate of the NICs."""
+    """Training step where each node gets the whole rate of its NICs."""
     contended: StepEstimate
-    """With the rate of the slowest flow."""
+    """Training step where each node gets the rate of the slowest flow (`ring_share`)."""
     failures: FailureAnswer
     days_without_failures: Amount
     days: Amount
     checkpoint: CheckpointAnswer | None
     cost: CostAnswer | None
     simulated: SimulatedStep | None = None
-    """Beside `alone` and `contended`; None where it was not asked for, or has too many transfers."""
+    """Training step simulated transfer by transfer; None: not asked for, or it has too many transfers."""
     notes: tuple[str, ...] = ()
-    """What stands in the way, one sentence each."""
+    """Limits and problems of the plan, one sentence each."""
 
     @property
     def suffices(self) -> bool:

@@ -33,13 +33,13 @@ class BillLine(NamedTuple):
     """Layer of switches, layers that cables join, kind of nodes."""
     pieces: int
     metres: tuple[float, float] | None = None
-    """Of cables: lengths from the first to the second; None: not told."""
+    """Lengths of cables, metres, spread evenly from the first to the second; None: not known, or no cables."""
 
 
 class PricedLine(NamedTuple):
     line: BillLine
     price: Amount
-    """Of all pieces."""
+    """Price of all pieces of the line together."""
     watts: Amount
     length: str = ""
     """Class of lengths of a cable; empty: its layers have a price."""
@@ -54,7 +54,7 @@ class CableRow(msgspec.Struct, frozen=True, kw_only=True):
     price_of_one: Amount | None
     """None where they differ."""
     price: Amount
-    """Of all."""
+    """Price of all cables of the row together."""
     watts: Amount
 
 
@@ -109,11 +109,11 @@ class Ownership(NamedTuple):
     upkeep: Amount
     total: Amount
     mean_watts: Amount
-    """Of the building."""
+    """Mean power of the building: network, nodes at their utilisation, and cooling (`PriceList.pue`)."""
     per_gpu_hour: Amount | None
-    """Of an hour in which a GPU computes; None without priced nodes, as the next."""
+    """Cost of an hour in which a GPU computes; None: no node has a price with GPUs."""
     per_pflops_hour: Amount | None
-    """Of an hour of a PFLOP per second as delivered."""
+    """Cost of an hour of 10^15 FLOPs per second as GPUs deliver them; None: no node has a price with FLOPs."""
 
 
 def bill_of(

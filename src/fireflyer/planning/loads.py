@@ -29,7 +29,7 @@ class LayerLoad(NamedTuple):
     utilisation: float
     """Share of what its links could carry until the last flow has ended, 0 to 1."""
     most_utilisation: float
-    """Of its busiest link."""
+    """Utilisation of the busiest link of the layer, 0 to 1."""
 
 
 class HeatMap(NamedTuple):
@@ -43,7 +43,7 @@ class HeatMap(NamedTuple):
 class LinkLoads(NamedTuple):
     layers: tuple[LayerLoad, ...]
     heat: HeatMap | None
-    """Of the lowest two layers of switches; None where there is one only."""
+    """Flows between the lowest two layers of switches; None: the network has one layer only."""
 
 
 def link_loads(fabric: Fabric, nodes: Sequence[int], settings: Settings) -> LinkLoads:

@@ -68,24 +68,24 @@ class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
     """Use of a model. Raises `UsageError` for what is not above 0."""
 
     sequence_tokens: int = 4096
-    """Of a sequence in training, of a prompt, and in the KV cache while decoding."""
+    """Tokens of a sequence in training, of a prompt, and in the KV cache while decoding."""
     memory_bytes_per_s: float = 1555e9
-    """Of the memory from which tokens are decoded."""
+    """Bandwidth of the memory from which tokens are decoded."""
     batch_tokens: int = 32
-    """Of a micro-batch of a device, with experts on many devices; of a batch of a device otherwise."""
+    """Tokens of a micro-batch of a device, with experts on many devices; of a batch of a device otherwise."""
     network_bytes_per_s: float = 50e9
-    """Of a device in each direction, over which tokens go to experts."""
+    """Network bandwidth of a device in each direction, over which tokens go to experts."""
     inside_bytes_per_s: float = 160e9
-    """Of a device, over which tokens are forwarded inside a node: NVLink of an H800 in practice (DeepSeek-V3 paper,
-    4.3)."""
+    """Bandwidth of a device inside a node, over which tokens are forwarded: NVLink of an H800 in practice (DeepSeek-V3
+    paper, 4.3)."""
     nodes_per_token: int | None = None
     """Most nodes to which a token is sent; None: as many as the model's routing is limited to."""
     gpu_flops: float | None = None
     """FLOPs per second that a GPU delivers; None: GPUs are not divided into prefill and decoding."""
     answer_tokens: int = 1000
-    """Of an answer to a prompt."""
+    """Tokens of the answer to a prompt."""
     lent_sms: int = 0
-    """Of 132 SMs, those that move messages during prefill, and do not compute."""
+    """SMs, of 132, that move messages during prefill and do not compute."""
 
     def __post_init__(self) -> None:
         names = ("sequence_tokens", "memory_bytes_per_s", "batch_tokens", "network_bytes_per_s", "inside_bytes_per_s")
@@ -101,11 +101,12 @@ class ExpertLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of decoding with each routed expert on a device of its own, FP8 weights, FP8 there and BF16 back."""
 
     exchange_s: float
-    """Of a layer: dispatch and combine of `batch_tokens` tokens."""
+    """Time of dispatch and combine of `batch_tokens` tokens in one layer, seconds."""
     helped_exchange_s: float
-    """Of it while another micro-batch is in the opposite phase, with multicast and aggregation in the network."""
+    """Time of the same exchange with multicast and aggregation in the network, while another micro-batch is in the
+    opposite phase, seconds."""
     read_s: float
-    """Of a layer, that a device reads from memory."""
+    """Time in which a device reads one layer from memory, seconds."""
     exchange_tokens_per_s: float
     """Most of a request, with two micro-batches that overlap, limited by the exchange alone."""
     tokens_per_s: float
@@ -113,13 +114,14 @@ class ExpertLimits(msgspec.Struct, frozen=True, kw_only=True):
     serial_tokens_per_s: float
     """The same, without overlap."""
     wire_bytes: Mapping[str, int]
-    """Of a token, by the name of its codec; those of tiles take multiples of 128 values."""
+    """Bytes of a token on the network, by name of its codec; codecs of tiles only where they divide the hidden
+    dimension."""
     nodes_per_token: int | None
-    """To which node-limited routing sends; None: the model has none, and the next two neither."""
+    """Most nodes to which a token is routed; None: routing has no such limit, and the next two are None."""
     dispatch_s: float | None
-    """Of one token that is sent to each device over the network."""
+    """Time to send one token to each of its devices over the network, seconds."""
     node_dispatch_s: float | None
-    """Of one token that is sent to each node once, and forwarded inside at 160 GB/s."""
+    """Time to send one token to each of its nodes once, and to forward it inside at `inside_bytes_per_s`, seconds."""
 
 
 class SpeculationGain(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,9 +139,9 @@ class ServiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     compute_share: float
     """SMs that compute during prefill, over all."""
     prefill_tokens_per_s: float
-    """Of one GPU of that pool."""
+    """Tokens per second of one GPU of the prefill pool."""
     decode_tokens_per_s: float
-    """Of one GPU of that pool."""
+    """Tokens per second of one GPU of the decoding pool."""
     split: Split
 
 
@@ -148,20 +150,20 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: ParameterCount
     causal_flops: float
-    """Of a token in training, scores of the lower triangle alone."""
+    """FLOPs of a token in training, with attention scores of the lower triangle alone."""
     whole_flops: float
     """The same with the scores of the whole matrix."""
     dense_flops: float
     """6 (12 L h^2 + V h)."""
     kv_token_bytes: int
-    """In BF16, as the next."""
+    """KV cache of one token, bytes in BF16."""
     kv_sequence_bytes: int
     kv_quantised_bytes: Mapping[str, float]
-    """Of a sequence with scales, by the names of `codesign.decoding.CACHE_FORMATS` without BF16."""
+    """KV cache of a sequence with its scales, bytes by format: `codesign.decoding.CACHE_FORMATS` without BF16."""
     weight_bytes: Mapping[str, float]
-    """By format."""
+    """Bytes of all weights, by format."""
     training_bytes: Mapping[str, int]
-    """Of weights, gradients and states of the optimizer, by what they are."""
+    """Bytes of weights, gradients and optimizer states together, by the formats that are kept."""
     checkpoint_bytes: int
     """BF16 weights, FP32 master weights and two moments."""
     request_tokens_per_s: Mapping[str, float]

@@ -51,7 +51,7 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str
     family: Family
     gbit_per_s: float
-    """Of a link."""
+    """Rate of a link in each direction, Gbit/s."""
     frame_switch: bool = False
     """Leaf and spine switches are modules of a frame, without cables between them."""
     metres: dict[str, float | tuple[float, float]] = {}

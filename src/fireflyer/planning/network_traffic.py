@@ -60,7 +60,7 @@ class PlaneFailure(msgspec.Struct, frozen=True, kw_only=True):
     None: to the end."""
 
     plane: int
-    """From 0, in the order of `topology.fabrics.planes_of`."""
+    """Number of the plane, from 0, in the order of `topology.fabrics.planes_of`."""
     at_ns: int = 0
     repaired_ns: int | None = None
 
@@ -70,21 +70,21 @@ class NetworkTraffic(msgspec.Struct, frozen=True, kw_only=True):
     for values that do not go together."""
 
     pattern: TrafficPattern
-    """Between all nodes as `netsim.pattern_transfers` has it; or a file that each node which is no storage reads from
-    the storage nodes, or writes to them."""
+    """Pattern between all nodes (`netsim.pattern_transfers`); or each node that is no storage reads a file from the
+    storage nodes (`storage-reads`), or writes one to them (`storage-writes`)."""
     nbytes: int = 64 * MIB
-    """Of a transfer; of the file of a node."""
+    """Bytes of a transfer; with storage patterns, of the file of each node."""
     routing: Routing = "ecmp"
     queue_pairs: int = 1
     """Flows of a transfer under `ecmp`."""
     seed: int = 0
-    """Of hashes and random orders."""
+    """Seed of hashes and random orders."""
     replicas: int = 3
-    """Of a chunk on storage nodes."""
+    """Replicas of a chunk on storage nodes."""
     failures: tuple[LinksFailure | PlaneFailure, ...] = ()
     lane_weights: tuple[float, float] | None = None
-    """Of training and of storage. With them each node that is no storage also reads `nbytes` from a storage node, on a
-    lane of its own."""
+    """Weights of the lanes of training and of storage. With them each node that is no storage also reads `nbytes` from
+    a storage node, on a lane of its own. None: one lane, no such reads."""
     level_lanes: tuple[int, int] | None = None
     """Lanes of training and of storage, 0 or 1, as a subnet manager maps service levels; None: (0, 1)."""
     back_pressure: bool = False
@@ -92,13 +92,13 @@ class NetworkTraffic(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 0
     """Transfers that a target grants at a time, with `back_pressure`; 0: all."""
     latency: LatencyName | None = None
-    """Of messages and switches, from `netsim.LATENCIES`; None: fluid rates have none, packets those of
+    """Latency of messages and switches, a name of `netsim.LATENCIES`; None: fluid rates have none, packets those of
     `netsim.BackPressure`."""
     proxy_ns: int = 0
-    """That a CPU proxy adds to each message."""
+    """Latency that a CPU proxy adds to each message, ns."""
     nvlink_bytes_per_s: float | None = None
-    """Of a GPU: nodes with several ports are opened up into GPUs with a NIC each, which send over NVLink to other
-    planes or rails. None: nodes send, over any of their ports."""
+    """NVLink bandwidth of a GPU: nodes with several ports are opened up into GPUs with a NIC each, which send over
+    NVLink to other planes or rails. None: nodes send, over any of their ports."""
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -129,9 +129,9 @@ class TrafficRates(msgspec.Struct, frozen=True, kw_only=True):
 
     transfers: int
     mean_share: float
-    """Over the rate of a link."""
+    """Mean rate of the transfers, over the rate of a link."""
     slowest_share: float
-    """Of the slowest transfer: a ring is as fast as it."""
+    """Rate of the slowest transfer, over the rate of a link: a ring is as fast as it."""
 
 
 class LaneTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,12 +148,12 @@ class TrafficTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Result of `simulate_traffic`."""
 
     alone_s: float
-    """That `nbytes` take on a link of their own, without latency."""
+    """Time of `nbytes` over a link of their own, without latency, seconds."""
     lanes: tuple[LaneTimes, ...]
-    """Of the pattern; with weights of lanes also of the reads beside it."""
+    """Times of the pattern; with `lane_weights` a second entry has those of the reads beside it."""
     storage_bytes_per_s: float | None
-    """That all nodes together read from storage or send to it, until the last transfer has ended that does; None: the
-    pattern is none of storage."""
+    """Bandwidth at which all nodes together read from storage or write to it, until their last transfer has ended;
+    None: the pattern is none of storage."""
     cut_off: tuple[tuple[str, str], ...]
     """Source and target, by name, of each transfer that began and never ended: links that failed had left no path."""
 

@@ -23,7 +23,7 @@ class SourcedValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Two numbers are a range."""
     source: str
     date: str
-    """When the source said so: 2024-08."""
+    """Date of the source: 2024-08."""
 
     def __post_init__(self) -> None:
         amount_of(self.value, "value")
@@ -38,11 +38,11 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Price of one piece."""
 
     price: float | tuple[float, float]
-    """In the currency of the list; two numbers are a range."""
+    """Price of one piece in the currency of the list; two numbers are a range."""
     watts: float | tuple[float, float] = 0.0
     source: str
     date: str
-    """When the source said so: 2024-08."""
+    """Date of the source: 2024-08."""
 
     def __post_init__(self) -> None:
         amount_of(self.price, "price")
@@ -84,9 +84,9 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     currency: str
     switches: dict[str, Price] = {}
     cables: dict[str, Price] = {}
-    """Of one link with what is plugged into both ends."""
+    """Prices of one link with what is plugged into both ends, by the layers that it joins."""
     lengths: dict[str, LengthClass] = {}
-    """Of links whose length the network gives (`metres`), by class; those of `cables` are of all others."""
+    """Prices of links whose length the network gives (`metres`), by class; other links have those of `cables`."""
     nodes: dict[str, NodePrice] = {}
     electricity_per_kwh: SourcedValue | None = None
     """None: it costs nothing."""
@@ -95,7 +95,7 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     upkeep_per_year: SourcedValue | None = None
     """Share of the price of all equipment: repairs, spares, staff; None: nothing."""
     rent_per_gpu_hour: SourcedValue | None = None
-    """Of GPUs of others, beside which owning is put; None: beside nothing."""
+    """Rent of a GPU for an hour, with which owning is compared; None: with nothing."""
     years: float = 5.0
     utilisation: float = 1.0
     """Share of the time in which nodes draw their power and compute."""

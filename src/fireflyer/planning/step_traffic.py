@@ -53,19 +53,19 @@ class SimulatedStep(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one step on the simulated network, seconds."""
 
     transfers: int
-    """Of training and storage, passes of the pipelines among them."""
+    """Number of transfers of training and storage, passes of the pipelines among them."""
     step_s: float
-    """Alone on the network."""
+    """Time of the step alone on the network."""
     beside_checkpoint_s: float | None
-    """While a checkpoint is written, from the moment on when the first gradients are added; None without storage."""
+    """Time of the step while a checkpoint is written, from the first sum of gradients on; None without storage."""
     checkpoint_s: float | None
-    """From then until the network has carried the checkpoint with all replicas."""
+    """Time from the begin of that checkpoint until the network has carried all its replicas; None without storage."""
 
 
 class StepTraffic(NamedTuple):
     transfers: list[Transfer]
     gates: tuple[int, ...]
-    """Numbers of those with which sums of gradients begin, one for each node of a stage."""
+    """Numbers of the transfers with which sums of gradients begin, one for each node of a stage."""
 
 
 class _Job(NamedTuple):

@@ -26,9 +26,9 @@ __all__ = ["STORAGE_KIND", "StorageLoad", "nodes_of_kind", "replica_traffic", "s
 
 STORAGE_KIND = "storage"
 TARGETS_PER_NODE = 6
-"""Of the chain table: each node is in as many chains."""
+"""Targets of a node in the chain table: each node is in as many chains."""
 MAX_STORAGE_NODES = 256
-"""Beyond it the placement takes a minute."""
+"""Most storage nodes: the placement of more takes a minute."""
 MAX_TRANSFERS = 1 << 22
 
 
@@ -37,11 +37,11 @@ class StorageLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     access: Literal["read", "write"]
     nbytes: int
-    """Of the file of each client."""
+    """Bytes of the file of each client."""
     replicas: int = 3
     chunk_bytes: int = MIB
     window: int = 16
-    """Chunks of a client under way; 0: all."""
+    """Chunks that a client has under way at a time; 0: all."""
 
 
 def nodes_of_kind(fabric: Fabric, kind: str) -> range:

@@ -70,7 +70,7 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
     """A complete corpus on disk, and its figures."""
 
     directory: str
-    """That of the record set and the tokenizer, or its URL."""
+    """Directory of the record set and the tokenizer, or its URL."""
     fingerprint: str
     files: int
     source_bytes: int

@@ -70,9 +70,9 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
 
     ok: bool
     facts: tuple[tuple[str, str], ...]
-    """What the report says beside its own figures: (name, value), in the order to be shown."""
+    """Facts that the report shows beside its own figures: (name, value), in order."""
     problems: tuple[str, ...]
-    """Why `ok` is false, one line each."""
+    """Reasons why `ok` is false, one line each; empty: it is true."""
     undisturbed: JobResult
     disturbed: JobResult | None
     disturbed_log: tuple[Logged, ...] = ()

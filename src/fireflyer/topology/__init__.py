@@ -1,5 +1,5 @@
-"""What the hardware looks like, as plain data: a node (NUMA, caches, PCI), and the network's zones; and what follows
-from it for placing ranks and ordering nodes."""
+"""Topology of the hardware as plain data: a node (NUMA, caches, PCI) and the zones of the network; placement of ranks
+and order of nodes that follow from it."""
 
 from fireflyer.topology.machine import Device, Machine, NumaNode
 from fireflyer.topology.placement import Placement, network_placement, rank_placement

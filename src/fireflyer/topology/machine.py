@@ -26,7 +26,8 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()
     memory_bytes: int = 0
     distances: tuple[int, ...] = ()
-    """To the machine's nodes in ascending order, 10 = itself, as the firmware says; empty when it does not."""
+    """Distances to the machine's nodes in ascending order, 10 = itself, as the firmware says; empty when it does
+    not."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +39,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     vendor: int
     numa_node: int | None = None
     link_bytes_per_s: int | None = None
-    """Of the PCIe link in one direction, as trained now. Cards that save power train down while they are idle."""
+    """Bandwidth of the PCIe link in one direction, as trained now; None: not known. Cards that save power train down
+    while they are idle."""
     max_link_bytes_per_s: int | None = None
     network_bytes_per_s: int | None = None
-    """What the network side of a card runs at."""
+    """Rate at which the network side of a card runs; None: not known, or no network card."""
     interfaces: tuple[str, ...] = ()
     """Network interfaces and InfiniBand devices of the card."""
 
@@ -52,7 +54,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...]
     """Processors that are switched on, ascending."""
     allowed_cpus: tuple[int, ...]
-    """Those of them on which this process may run (affinity, cpuset); never empty."""
+    """Processors, of `cpus`, on which this process may run (affinity, cpuset); never empty."""
     allowed_nodes: tuple[int, ...]
     """NUMA nodes from which this process may take memory; never empty."""
     packages: tuple[tuple[int, ...], ...]

@@ -36,7 +36,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Placement of one local rank. Give `cpus` to the collective thread and bind the arena to `memory_node`."""
 
     rank: int
-    """Of the node, from 0."""
+    """Local rank: number of the rank on its node, from 0."""
     cpus: tuple[int, ...] = ()
     """Processors for the collective thread; empty: do not pin."""
     memory_node: int | None = None

@@ -42,7 +42,7 @@ class Crossings(NamedTuple):
     """Edges between zones, as pairs of nodes in ascending order."""
 
     of_trees: tuple[tuple[Edge, ...], ...]
-    """For each tree."""
+    """Edges between zones of each tree, by tree."""
     pairs: tuple[Edge, ...]
     """All of them, each once: the pairs of nodes that talk across."""
 

@@ -1,4 +1,4 @@
-"""How much of the communication was hidden: the part of its time in which the backward pass was computing beside it.
+"""Overlap: the part of the time of communication in which the backward pass was computing beside it.
 
 Pure: intervals in, figures out. An interval is (start, end) in nanoseconds of one clock. What counts is the time in
 which at least one operation was under way, so operations that run side by side count once.
@@ -23,7 +23,7 @@ class Overlap:
     communication_ns: int
     """Time with at least one operation under way."""
     hidden_ns: int
-    """Of that, time in which there was computing too."""
+    """Time with at least one operation under way in which there was computing too."""
     computing_ns: int
 
     @property

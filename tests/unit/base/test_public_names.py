@@ -1,13 +1,17 @@
-"""Every public name has a docstring that says, from its first word, what the thing is."""
+"""Every public name has a docstring that says, from its first word, what the thing is; so do modules and attributes."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import itertools
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,16 +30,22 @@ BARE = re.compile(
 def test_docstrings_of_public_names_begin_with_what_the_thing_is(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__doc__, name
+    names = getattr(module, "__all__", ())
+    texts = [("the module", module.__doc__)]
+    texts += [(one, text) for one, text in _attributes(ast.parse(_text(str(module.__file__))).body) if one in names]
     faults = []
-    for public in getattr(module, "__all__", ()):
+    for public in names:
         thing = getattr(module, public)
         if not (inspect.isclass(thing) or inspect.isfunction(thing)):
             continue
         if not (inspect.getdoc(thing) if inspect.isfunction(thing) else thing.__dict__.get("__doc__")):
             faults.append(f"{public} has no docstring")
-        for member, text in _docstrings(public, thing):
-            if BARE.match(text):
-                faults.append(f"{member} begins with a word that names nothing: {text.splitlines()[0]}")
+        texts += _docstrings(public, thing)
+    faults += [
+        f"{member} begins with a word that names nothing: {text.splitlines()[0]}"
+        for member, text in texts
+        if BARE.match(text)
+    ]
     assert not faults, "\n".join(faults)
 
 
@@ -46,7 +56,38 @@ def _docstrings(name: str, thing: object) -> list[tuple[str, str]]:
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
             if not member.startswith("_") and inspect.isfunction(function) and function.__doc__:
                 found.append((f"{name}.{member}", function.__doc__))
+        found += [(f"{name}.{member}", text) for member, text in _attributes(_body_of(thing))]
     return found
+
+
+def _body_of(thing: type) -> Sequence[ast.stmt]:
+    """Statements of a class; none for one of native code. Only its lines are parsed: whole files would take seconds."""
+    file = getattr(sys.modules[thing.__module__], "__file__", None)
+    if file is None or not file.endswith(".py"):
+        return []
+    lines = re.search(rf"^class {thing.__name__}\b.*?(?=^[^\s)]|\Z)", _text(file), re.MULTILINE | re.DOTALL)
+    statement = ast.parse(lines[0]).body[0] if lines is not None else None
+    return statement.body if isinstance(statement, ast.ClassDef) else []
+
+
+@cache
+def _text(file: str) -> str:
+    return Path(file).read_text()
+
+
+def _attributes(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """Names and docstrings of attributes. A string below an assignment is one, which Python itself does not keep."""
+    for above, below in itertools.pairwise(body):
+        if isinstance(above, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr):
+            target = above.targets[0] if isinstance(above, ast.Assign) else above.target
+            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                yield ast.unparse(target), below.value.value
+
+
+def test_docstrings_of_attributes_are_found_below_fields_and_members() -> None:
+    body = ast.parse("class C:\n    a: int = 0\n    'Number of it.'\n    b = 1\n    c: int\n    'Of one.'\n").body[0]
+    assert isinstance(body, ast.ClassDef)
+    assert list(_attributes(body.body)) == [("a", "Number of it."), ("c", "Of one.")]
 
 
 def test_every_module_that_documentation_imports_is_in_the_reference() -> None:

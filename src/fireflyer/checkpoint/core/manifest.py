@@ -106,7 +106,7 @@ class PlanRecord(msgspec.Struct, frozen=True):
     step: int
     world_size: int
     plan: dict[str, Any] = {}
-    """What the script gave; plain values."""
+    """Parallel plan as the script gave it; plain values."""
 
 
 class Saved(msgspec.Struct, frozen=True):

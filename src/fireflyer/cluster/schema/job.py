@@ -89,19 +89,19 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Once a job has as many nodes as it needs, it waits so long for each of the others that it may have (torchrun's
     `last_call_timeout`)."""
     settle_ns: int = 500 * MS
-    """After a failure, ranks that are left have so long to end by themselves, with a word on why and a dump of their
-    collectives, which notice a death within 100 ms. Whoever still runs then is asked to end."""
+    """Time after a failure in which the other ranks may end by themselves, with a word on why and a dump of their
+    collectives, which notice a death within 100 ms. Those that still run then are asked to end."""
     stop_grace_ns: int = 10 * SECOND
-    """Between the polite signal and SIGKILL."""
+    """Time between the polite signal and SIGKILL."""
     suspend_settle_ns: int = 5 * SECOND
-    """Once all ranks that ever asked whether to leave have left, the others have so long."""
+    """Time for the last ranks to leave, once all ranks that ever asked whether to leave have left."""
     kill_ns: int = 10 * SECOND
     """A node whose processes outlive SIGKILL for so long ends the job: nothing may be started beside them."""
     lease_ns: int = 10 * SECOND
-    """On other machines: ranks whose guard has heard nothing of the launcher for so long are killed there, and not
-    before is anything started in their place without proof that they are gone."""
+    """Lease of ranks on other machines: they are killed there when their guard has heard nothing of the launcher for so
+    long, and not before is anything started in their place without proof that they are gone."""
     blame_ns: int = 300 * MS
-    """After the first failure, wait so long for the failure that may have caused it before naming the culprit."""
+    """Time after the first failure to wait for the failure that may have caused it, before the culprit is named."""
     backoff_ns: int = 200 * MS
     """Pause before a restart; doubles with every attempt that made no progress, up to `backoff_max_ns`."""
     backoff_max_ns: int = 10 * SECOND
@@ -126,9 +126,9 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
     workdir: str = ""
     """Working directory of ranks there; empty: that of the launcher."""
     port: int = 0
-    """Of the launcher's control service; 0: any free one."""
+    """Port of the launcher's control service; 0: any free one."""
     address: str = ""
-    """Of the launcher's machine, as hosts reach it; empty: that from which ssh reached them."""
+    """Address of the launcher's machine, as hosts reach it; empty: that from which ssh reached them."""
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     secret_file: str
-    """Of 32 bytes, the same on all machines."""
+    """Path of a file of 32 bytes, the same on all machines."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,23 +152,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of this run: event log, rank logs, node secret (mode 0700). Made if absent; must not hold a run."""
     nodes: int = 1
     min_nodes: int = 0
-    """With `hosts`: an attempt may have fewer than `nodes`, but not fewer than these. 0: all attempts have `nodes`."""
+    """Fewest nodes of an attempt, with `hosts`. 0: all attempts have `nodes`."""
     ranks_per_node: int = 1
-    """Where `host_ranks` says otherwise, the largest of these."""
+    """Number of ranks of each node; of the largest one where `host_ranks` gives several numbers."""
     hosts: tuple[str, ...] = ()
     """Names of machines, the first for node 0; those beyond `nodes` are spares. Empty: all nodes are on this one."""
     host_ranks: tuple[int, ...] = ()
-    """How many ranks each of the `hosts` has, where these numbers differ. Empty: `ranks_per_node`."""
+    """Number of ranks of each of the `hosts`, where these numbers differ. Empty: `ranks_per_node`."""
     remote: Remote = Remote()
     rendezvous: Rendezvous | None = None
-    """With `hosts`, of which the first is the launcher's machine: the others join."""
+    """Rendezvous at which the other machines join, with `hosts`, whose first is the launcher's machine. None: they do
+    not."""
     max_restarts: int = 0
     name: str = "job"
     """The ranks see it as TORCHELASTIC_RUN_ID."""
     role: str = "default"
-    """They see it as ROLE_NAME."""
+    """Role of the ranks, which they see as ROLE_NAME."""
     env: dict[str, str] = {}
-    """Added to the environment of every rank."""
+    """Variables that are added to the environment of every rank."""
     python: str = ""
     """Path of the Python that ranks run with, on every host; empty: that of the launcher."""
     wrap: tuple[str, ...] = ()
@@ -176,23 +177,23 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int = 0
     """0: a free port for each attempt."""
     ports: PortRange | None = None
-    """Of all listeners of the job, on every machine. None: any that are free."""
+    """Ports of all listeners of the job, on every machine. None: any that are free."""
     addresses: AddressChoice = AddressChoice()
-    """Of each machine, at which the ranks of the others reach its ranks."""
+    """Choice of the addresses at which ranks of other machines reach those of a machine; empty: as the routes say."""
     omp_num_threads: int | None = None
     """None: leave OMP_NUM_THREADS alone where the user set it, else 1 where a node has more than one rank."""
     devices: Literal["auto", "cpu", "gpu"] = "auto"
-    """What a rank occupies. auto: a GPU where the machine has one, else a core."""
+    """Devices that ranks occupy, one each. auto: a GPU where the machine has one, else a core."""
     stream_dir: str = ""
     """Directory for files with one stream of one rank each, laid out as torchrun does; empty: none."""
     stream_files: tuple[int, ...] = ()
     """Mask of the streams that have such a file, for each local rank."""
     topology: bytes = b""
-    """What was declared about the network, as JSON, for the ranks' collectives; empty: nothing."""
+    """Declared topology of the network, as JSON, for the ranks' collectives; empty: none."""
     tune: bool = False
     """The ranks measure the network before they plan their collectives."""
     transport: Literal["tcp", "ucx", "auto"] | None = None
-    """What their collectives use between nodes. None: what the environment says, else TCP."""
+    """Transport of the ranks' collectives between nodes. None: what the environment says, else TCP."""
     inject: tuple[Fault, ...] = ()
     on_failure: tuple[str, ...] = ()
     """Command that looks at the node of a rank that failed, and by its exit code decides whose fault it was; see
@@ -200,20 +201,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     on_failure_limit_ns: int = 60 * SECOND
     """Time that it is given."""
     on_failure_accuses: bool = False
-    """It is asked only where the cause of a failure is not clear, and its word counts against the node alone. Where the
-    job needs the node that is at fault it ends, and who started it starts it elsewhere."""
+    """Whether the command is run only where the cause of a failure is not clear, and its word counts against the node
+    alone. Where the job needs the node that is at fault it ends, and who started it starts it elsewhere."""
     listeners: dict[str, str] = {}
     """HOST:PORT of something that listens on each of the `hosts`, for that command."""
     suspend_grace_ns: int = 60 * SECOND
     """Ranks that are asked to save and to leave (SIGUSR1 to the launcher) have so long; then they are stopped."""
     suspend_after_ns: int = 0
-    """Ask them by itself, so long after the ranks of an attempt were started. 0: never."""
+    """Time after the start of an attempt's ranks at which they are asked to save and leave. 0: never."""
     whole_life_state: int = 0
     """An integer of the user that survives restarts and suspensions: what the job begins with."""
     watchdog_ns: int = 0
-    """When no rank has printed or reported anything for so long, the job counts as hung. 0: never."""
+    """Time without output or reports of any rank after which the job counts as hung. 0: never."""
     logs_bytes: int = 0
-    """At most so much of what ranks print is kept in the run directory. 0: all."""
+    """Most bytes of what ranks print that are kept in the run directory. 0: all."""
     timeouts: Timeouts = Timeouts()
 
     @property
@@ -262,7 +263,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """One line."""
     attempts: int
-    """How many were started."""
+    """Number of attempts that were started."""
     culprit: Culprit | None
     run_dir: str
     events_path: str
@@ -271,13 +272,13 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     reports_dropped: int = 0
     """Step reports that ranks could not deliver in time."""
     signal: int | None = None
-    """That stopped the job, if one did."""
+    """Number of the signal that stopped the job; None: no signal did."""
     faults_left: tuple[Fault, ...] = ()
-    """What was to be injected and never was: the first attempt ended before."""
+    """Faults that were to be injected and were not: the first attempt ended before."""
     suspended: bool = False
-    """It was asked to leave its nodes, and goes on from its last checkpoint when it is started again."""
+    """Whether the job left its nodes as it was asked to, to go on from its last checkpoint when it is started again."""
     whole_life_state: int = 0
-    """At the end."""
+    """Value of `JobSpec.whole_life_state` at the end of the job."""
 
 
 class RankLine(msgspec.Struct, frozen=True):
@@ -288,7 +289,7 @@ class RankLine(msgspec.Struct, frozen=True):
     attempt: int
     stream: Literal["stdout", "stderr"]
     text: str
-    """Without its end of line; bytes that are not UTF-8 are replaced; may hold terminal control sequences."""
+    """Text without its end of line; bytes that are not UTF-8 are replaced; may hold terminal control sequences."""
     cut: bool = False
     """The line was longer than the bound and this is only its beginning."""
     local_rank: int = 0

@@ -95,12 +95,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     wrap: Annotated[tuple[_Argument, ...], msgspec.Meta(max_length=64)] = ()
     """A command that is put before each rank's, such as that of a container."""
     snapshot: _Hash = ""
-    """Of the directory that travels with the task; empty: `workdir` is there on every node."""
+    """Hash of the directory that travels with the task; empty: `workdir` is there on every node."""
     workdir: _Path = ""
     python: _Path = ""
     """Path of a Python that is there on every node; empty: the agent's own, or that of `environment`."""
     environment: _Hash = ""
-    """Of the lock file, a file of the snapshot, from which each node builds the environment of the ranks."""
+    """Hash of the lock file, a file of the snapshot, from which each node builds the environment of the ranks; empty:
+    none."""
     env: Annotated[dict[str, str], msgspec.Meta(max_length=256)] = {}
 
 
@@ -128,17 +129,18 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     never: _Names = ()
     after: Annotated[tuple[After, ...], msgspec.Meta(max_length=64)] = ()
     array: Annotated[int, msgspec.Meta(ge=1, le=MAX_ARRAY)] | None = None
-    """So many tasks, each with its number in FF_ARRAY_INDEX and all of them in FF_ARRAY_SIZE."""
+    """Number of tasks to make, each with its index in FF_ARRAY_INDEX and this number in FF_ARRAY_SIZE. None: one
+    task."""
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
-    """By the launcher, inside one run."""
+    """Most restarts by the launcher inside one run."""
     max_requeues: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 10
-    """By the platform, after infrastructure causes; interruptions are not counted."""
+    """Most times that the platform queues the task again after infrastructure causes; interruptions are not counted."""
     grace_ns: Annotated[int, msgspec.Meta(ge=0, le=3600 * SECOND)] = 300 * SECOND
-    """From the wish to suspend until SIGTERM."""
+    """Time from the request to suspend until SIGTERM."""
     watchdog_ns: _Ns = 0
     """A run that says nothing for so long is ended. 0: never."""
     whole_life: WholeLife = 0
-    """Before the first run."""
+    """Whole-life state, an integer of the user, with which the first run begins."""
     notify: Annotated[str, msgspec.Meta(max_length=2048)] = ""
     """URL that is told of each change of state; empty: none."""
 

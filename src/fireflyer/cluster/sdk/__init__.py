@@ -1,4 +1,4 @@
-"""What a script calls to take part in a platform that suspends jobs and lets them go on later.
+"""Functions by which a script takes part in a platform that suspends jobs and lets them go on later.
 
     from fireflyer.cluster.sdk import go_suspend, should_suspend
 

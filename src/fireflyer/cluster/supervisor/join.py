@@ -62,7 +62,7 @@ class JoinSpec(msgspec.Struct, frozen=True, kw_only=True):
     addresses: AddressChoice = AddressChoice()
     """Empty: as the launcher's machine chooses."""
     timeout_ns: int
-    """How long to wait for the launcher to be there."""
+    """Longest wait for the launcher to be there."""
 
 
 async def join_job(spec: JoinSpec, *, on_status: Callable[[str], None]) -> JobEnded:

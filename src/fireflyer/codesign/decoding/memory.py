@@ -55,11 +55,11 @@ class DecodeReads(NamedTuple):
     """Bytes that one decoding step of a batch reads."""
 
     experts: float
-    """Of routed experts."""
+    """Bytes of the weights of routed experts."""
     others: float
-    """Of all other weights: each is read once for the whole batch."""
+    """Bytes of all other weights: each is read once for the whole batch."""
     cache: float
-    """Of the KV caches of all sequences."""
+    """Bytes of the KV caches of all sequences."""
 
     @property
     def total(self) -> float:
@@ -119,10 +119,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     bytes_per_s: float
-    """Of the memory that computes fastest: of the GPU, or the only one."""
+    """Bandwidth of the memory of the GPU, or of the only memory."""
     memory_bytes: int
     host_bytes_per_s: float = 0.0
-    """Of memory in which routed experts lie, read by the processor; 0: there is none."""
+    """Bandwidth of host memory in which routed experts lie, read by the processor; 0: there is none."""
     host_memory_bytes: int = 0
     source: str
 

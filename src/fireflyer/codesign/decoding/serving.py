@@ -36,13 +36,13 @@ class Split(NamedTuple):
     """Division of GPUs into two pools, such that neither waits (DeepSeek-V3 paper, 2.3.1)."""
 
     prefill_share: float
-    """Of all GPUs."""
+    """Share of all GPUs that do prefill, 0 to 1."""
     requests_per_s: float
-    """Of one GPU of the whole."""
+    """Requests per second, over the number of GPUs of both pools."""
     cache_bytes: float
-    """That each request moves from one pool to the other."""
+    """Bytes of KV cache that each request moves from the prefill pool to the decoding pool."""
     cache_bytes_per_s: float
-    """That a GPU of the prefill pool sends on."""
+    """Bytes of KV cache per second that a GPU of the prefill pool sends on."""
 
 
 def split_gpus(

@@ -62,7 +62,7 @@ class ParameterCount(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     """All of the main model: embedding, layers, last norm, output head (once where it is the embedding)."""
     active: int
-    """Those that one token uses: routed experts count as many as a token goes to."""
+    """Parameters that one token uses: routed experts count as many as a token goes to."""
     embedding: int
     head: int
     """Parameters of the output head without its bias; 0 where it is the embedding."""

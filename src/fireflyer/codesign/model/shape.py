@@ -59,7 +59,7 @@ class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
     heads: int
     head_dim: int
     tokens: int
-    """That a query sees at most."""
+    """Most tokens that a query sees."""
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
@@ -122,7 +122,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     dense_layers: int = 0
     """First layers without experts, in a model with experts."""
     expert_interval: int = 1
-    """Of the layers after `dense_layers`, one of so many has experts: those whose number leaves `expert_offset`."""
+    """Interval of layers with experts: layer i, from `dense_layers` on, has them where i % `expert_interval` is
+    `expert_offset`."""
     expert_offset: int = 0
     mtp_layers: int = 0
     """Multi-token prediction modules (DeepSeek-V3, 2.3.3): a layer, a projection of 2h to h and three norms each."""

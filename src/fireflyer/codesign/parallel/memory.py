@@ -49,9 +49,9 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     gradients: int
     states: int
     activations: int
-    """Of all micro-batches in flight, with the gradients that are kept for the pass for weights."""
+    """Activations of all micro-batches in flight, with the gradients that are kept for the pass for weights."""
     working: int
-    """Beside the kept activations: what is computed again for one block or stage, logits, gathered parameters."""
+    """Memory beside the kept activations: what is computed again for a block or stage, logits, gathered parameters."""
 
     @property
     def total(self) -> int:

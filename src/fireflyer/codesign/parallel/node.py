@@ -51,39 +51,40 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Rate of whole layers over `gemm_flops`, at most 1."""
     nics: int
     nic_bytes_per_s: float
-    """Of one network interface."""
+    """Bandwidth of one network interface, in each direction."""
     nvlink_gpus: int
     """GPUs that NVLink joins: 1 none, 2 a bridged pair."""
     nvlink_bytes_per_s: float
-    """Of one GPU."""
+    """NVLink bandwidth of one GPU, all its links together, in each direction."""
     pcie_bytes_per_s: float
-    """Of one GPU."""
+    """Bandwidth of the PCIe link of one GPU, in each direction."""
     bridge_gpus: int
     """GPUs behind the most loaded host bridge (root complex port)."""
     bridge_bytes_per_s: float
-    """Of that host bridge, both directions together."""
+    """Bandwidth of that host bridge, both directions together."""
     host_memory_bytes_per_s: float
-    """Reads and writes together."""
+    """Bandwidth of host memory, reads and writes together."""
     allreduce: Literal["hfreduce", "ring"]
-    """How gradients are added: in host memory (Fire-Flyer paper, IV), or by GPUs, first inside the node."""
+    """Algorithm that sums gradients: `hfreduce` in host memory (Fire-Flyer paper, IV), `ring` by GPUs, first inside the
+    node."""
     allreduce_efficiency: float
     """Measured bandwidth of an allreduce over that of its slowest link, at most 1."""
     sms: int = 0
     """Streaming multiprocessors of a GPU; 0: not told."""
     lent_sms: int = 0
-    """Of these, those that move tokens of experts and do not compute: 20 of 132 in training of DeepSeek-V3
+    """SMs, of `sms`, that move tokens of experts and do not compute: 20 of 132 in training of DeepSeek-V3
     (arXiv:2505.09343, 4.4). They count for plans with experts on several GPUs."""
     sockets: int = 2
-    """That divide GPUs, NICs and host memory: NUMA nodes, where a socket has several."""
+    """Sockets that divide GPUs, NICs and host memory: NUMA nodes, where a socket has several."""
     between_sockets_bytes_per_s: float = 0.0
-    """Of the link between two sockets, in each direction; 0: it never limits."""
+    """Bandwidth of the link between two sockets, in each direction; 0: it never limits."""
     gpu_buffers: Buffers = "near"
     """Host memory into which a GPU copies, and from which it gets a KV cache."""
     network_buffers: Buffers = "interleaved"
     """Host memory for sums, and for what the network sends and receives, seen from each NIC."""
     ordered_peer_bytes_per_s: float = 0.0
-    """Of PCIe writes of a device to another one through a socket that keeps their order: 9 GiB/s on Rome processors,
-    which do not chain writes (Fire-Flyer paper, IV-D2); 0: not told, and no limit."""
+    """Bandwidth of PCIe writes of a device to another one through a socket that keeps their order: 9 GiB/s on Rome
+    processors, which do not chain writes (Fire-Flyer paper, IV-D2); 0: not told, and no limit."""
     relaxed_ordering: bool = False
     """Such writes may overtake each other: then the links of PCIe alone limit them."""
     switch_gpus: int = 0

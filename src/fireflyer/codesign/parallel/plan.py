@@ -54,7 +54,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     parameters: Literal["bf16", "fp32"] = "bf16"
     gradients: Literal["bf16", "fp32"] = "fp32"
-    """As they are accumulated and added over data-parallel ranks."""
+    """Format in which gradients are accumulated, and added over data-parallel ranks."""
     moments: Literal["bf16", "fp32"] = "fp32"
     """Both moments of Adam."""
     compute: MatrixFormat = "bf16"

@@ -61,14 +61,15 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Fastest plans that fit, and what became of the others."""
 
     ranked: tuple[RankedPlan, ...]
-    """Fastest first."""
+    """Plans that fit, the fastest first."""
     enumerated: int
     refused: int
-    """By divisibility and by needs of schedules."""
+    """Number of plans that `refusals` excludes, by divisibility or by needs of schedules."""
     out_of_memory: int
-    """Of those looked at."""
+    """Number of plans, of those looked at, that do not fit into memory."""
     bounded: int
-    """Not looked at: their computation and bubble alone are longer than the whole step of the last kept plan."""
+    """Number of plans not looked at: computation and bubble alone take longer than the whole step of the last kept
+    plan."""
     simulated: int
     faster: int | None
     """Plans that are faster than the one to compare with, if there is one: all of them are among the simulated."""

@@ -38,7 +38,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """A contiguous part of a model, with its costs and parameters on one GPU without any division."""
 
     first: int
-    """Its first layer; the number of layers of the model for the head alone."""
+    """Number of the stage's first layer; for the head alone, the number of layers of the model."""
     layers: int
     dense_layers: int
     """Layers without experts; with those of multi-token prediction."""

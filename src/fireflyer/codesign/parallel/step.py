@@ -86,12 +86,12 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """All-to-all that no computation hides."""
     bubble: float
     sends: float
-    """Between stages, while the pipeline fills and drains."""
+    """Time of sends between stages, while the pipeline fills and drains."""
     gradients: float
     """Reduction and gathering of parameters that nothing hides."""
     optimizer: float
     waiting: float
-    """For the busiest link, where it needs longer than all the above."""
+    """Time for which the busiest link is used longer than all the above."""
 
     @property
     def total(self) -> float:
@@ -115,10 +115,10 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     parts: StepParts
     links: tuple[LinkUse, ...]
     traffic: Traffic
-    """Of the stage that uses the most limited link most."""
+    """Traffic of the stage that uses the busiest link most."""
     slowest_stage: int
     limit: str
-    """What binds: `compute`, or a link."""
+    """Resource that limits the step: `compute`, or the name of a link."""
     tokens_per_s: float
     mfu: float
     mfu_non_causal: float
@@ -126,7 +126,7 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
     """Memory of a GPU suffices."""
     computing_share: float = 1.0
-    """Of the SMs of a GPU; the others move tokens of experts."""
+    """Share of the SMs of a GPU that compute, 0 to 1; the others move tokens of experts."""
 
     @property
     def step_s(self) -> float:

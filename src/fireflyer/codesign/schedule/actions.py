@@ -32,7 +32,7 @@ class Kind(enum.StrEnum):
 
     FORWARD = "F"
     BACKWARD = "B"
-    """For the input and the weights, in one."""
+    """Backward for the input and the weights, in one."""
     INPUT = "I"
     """Backward for the input only; the stage before waits for no more than this."""
     WEIGHT = "W"
@@ -114,7 +114,7 @@ class Schedule(msgspec.Struct, frozen=True):
     placement: Placement
     micro_batches: int
     rows: tuple[Row, ...]
-    """By rank."""
+    """Actions of each rank in their order; `rows[r]` is the row of rank r."""
 
     def direction(self, micro_batch: int) -> int:
         """Direction in which a micro-batch passes the stages."""

@@ -56,7 +56,7 @@ class Sharing(NamedTuple):
     layout: Layout
     policy: Policy
     total_s: float
-    """Until the last rank of the last replica has ended its last pass."""
+    """Time until the last rank of the last replica has ended its last pass."""
     alone_s: float
     """The same schedule with messages that take no time."""
 

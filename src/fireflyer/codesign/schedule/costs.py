@@ -24,7 +24,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
-    """Of B: for input and weights together."""
+    """Time of B, backward for input and weights together, by stage."""
     input_s: tuple[float, ...]
     weights_s: tuple[float, ...]
     pair_ratio: float = 1.0
@@ -33,7 +33,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Time of a message on the wire at full speed, its bytes over the bandwidth, by boundary: between stages s and
     s + 1, the same both ways. Empty: none."""
     latency_s: float = 0.0
-    """Of every message between ranks, beside `send_s`."""
+    """Latency of every message between ranks, beside `send_s`."""
     reduce_s: tuple[float, ...] = ()
     """Sum of a stage's gradients over the data-parallel ranks. It may begin when the last gradient of the stage is
     there; those of one rank run one after another. Empty: none."""

@@ -17,9 +17,9 @@ class InFlight(NamedTuple):
     """Micro-batches of a rank at one time, by the stages that it holds."""
 
     activations: tuple[int, ...]
-    """Whose activations are there: F has begun, and B or W has not ended."""
+    """Number of micro-batches, by stage, whose activations are kept: F has begun, and B or W has not ended."""
     gradients: tuple[int, ...]
-    """Of these, those for which gradients are kept: I has begun, and W has not ended."""
+    """Number of those, by stage, for which gradients are kept: I has begun, and W has not ended."""
 
     def size(self, activations: Sequence[float], gradients: Sequence[float]) -> float:
         """Size of all of it, where one micro-batch has these sizes by stage."""

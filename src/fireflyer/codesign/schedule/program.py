@@ -37,7 +37,7 @@ class Program(msgspec.Struct, frozen=True):
     schedule: Schedule
     items: tuple[Item, ...]
     works: tuple[tuple[Kind, int] | tuple[int, int], ...]
-    """What items compute: kind and stage, or for a pair the stages of its forward and its backward."""
+    """Kinds of work that items do: (kind, stage), or for a pair the stages of its forward and its backward."""
     rows: tuple[tuple[int, ...], ...]
     """Ids of each rank's items, in the order of its row."""
 

@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     weights: float
     pairs: float
     tail: float
-    """After the last pass: gradient sums that did not end before it, and the optimizer."""
+    """Time after the last pass: gradient sums that did not end before it, and the optimizer."""
     bubble: float
     """Everything else: the rank waits."""
 
@@ -44,7 +44,7 @@ class Timeline(msgspec.Struct, frozen=True):
     begins_s: Sequence[float]
     ends_s: Sequence[float]
     tails_s: Sequence[float]
-    """By rank: from its last pass to the end of its optimizer step."""
+    """Time of each rank from its last pass to the end of its optimizer step, by rank."""
 
     @property
     def total_s(self) -> float:

@@ -74,7 +74,7 @@ class Dispatched:
     counts: Array
     """Entries of each expert of this rank, ascending."""
     routed: Routed
-    """For the combine."""
+    """Routing of these rows, which the combine needs."""
 
 
 class Hops:

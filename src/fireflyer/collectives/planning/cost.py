@@ -48,23 +48,23 @@ class Speeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     latency_ns: float = 30_000.0
-    """From a leader's thread to that of another node, a small message one way, waking included."""
+    """Latency of a small message from a leader's thread to that of another node, one way, waking included."""
     bytes_per_s: float = 3e9
-    """Of a node into the network in one direction."""
+    """Bandwidth of a node into the network in one direction."""
     both_ways_bytes_per_s: float = 5e9
-    """Sent and received together by a leader's thread while both directions are busy."""
+    """Bandwidth of a leader's thread, sent and received together, while both directions are busy."""
     message_ns: float = 4_000.0
     """Processor time of a leader's thread for one message, sent or received."""
     add_bytes_per_s: float = 15e9
     """Bytes of operands that one thread reads while adding."""
     memory_bytes_per_s: float = 30e9
-    """Read and written by all ranks of a node together."""
+    """Memory bandwidth of all ranks of a node together, read and written."""
     local_latency_ns: float = 5_000.0
-    """From one rank to another of the same node."""
+    """Latency from one rank to another of the same node."""
     cross_latency_ns: float = 0.0
-    """Instead of `latency_ns` between zones; 0: the same."""
+    """Latency between zones, in place of `latency_ns`; 0: the same."""
     cross_bytes_per_s: float = 0.0
-    """Of all links between two zones in one direction, as far as this job may use them; 0: no limit."""
+    """Bandwidth of all links between two zones in one direction, as far as this job may use them; 0: no limit."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -103,12 +103,12 @@ class Route(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     kind: str
     """allreduce, reduce, broadcast, barrier, reduce_scatter or allgather."""
     up_to_bytes: int | None
-    """Of the whole array (of all parts, for a reduce_scatter or allgather), inclusive; None: of any size."""
+    """Largest size, inclusive, of the whole array (of all parts, for a reduce_scatter or allgather); None: any size."""
     algorithm: str
     chunk_bytes: int
-    """Of a chunk in the accumulation type, all parts together; a multiple of 4096."""
+    """Size of a chunk in the accumulation type, all parts together; a multiple of 4096."""
     reason: str = ""
-    """Why, for people."""
+    """Reason for the choice, for people."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,11 +121,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     version: int = 1
     """Plans written before there was a version are 1."""
     algorithm: str = TREE
-    """Of `trees`."""
+    """Algorithm of `trees`: always `double_binary_tree`; `routes` name the algorithms of operations."""
     node_of_rank: tuple[int, ...]
     """The node of each rank. Nodes are numbered from 0 without gaps."""
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
-    """Of operations that no route names; as in `Route`."""
+    """Size of chunks of operations that no route names; as in `Route`."""
     window: int = DEFAULT_WINDOW
     """Chunks in flight on a node; even. Does not change results."""
     trees: tuple[Tree, ...]
@@ -137,7 +137,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sockets: int = 1
     """Connections for each edge and lane. Does not change results."""
     sums: str = BY_NODE
-    """Of `SUMS`: which numbers are added first."""
+    """Order of additions, one of `SUMS`: which numbers are added first."""
 
     def __post_init__(self) -> None:
         if self.version not in (1, VERSION):

@@ -67,9 +67,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     limits: Limits = Limits()
     timeout_ns: int = DEFAULT_TIMEOUT_NS
-    """Of calls that name none."""
+    """Timeout of calls that name none."""
     seed: int = 0
-    """Of pauses between attempts; 0: from the session's id."""
+    """Seed of pauses between attempts; 0: from the session's id."""
 
 
 class Read(NamedTuple):

@@ -28,12 +28,12 @@ class Attempted(NamedTuple):
 
     read_version: int
     reads: Conflicts
-    """What it conflicts with, if others wrote it after `read_version`."""
+    """Keys and ranges that were read: the commit is refused if others wrote them after `read_version`."""
     writes: Conflicts
-    """What others conflict with."""
+    """Keys and ranges that were written: later commits that read them at an older version are refused."""
     mutations: Mutations
     version: int | None
-    """Of the commit; None if it was refused. A transaction that wrote nothing has its read version."""
+    """Version of the commit; None: it was refused. A transaction that wrote nothing has its read version."""
     refusal: str | None
 
 

@@ -20,11 +20,11 @@ class PublishedRow(NamedTuple):
     """None: the paper's figure is an input here, which nothing else in it determines."""
     unit: str
     bounds: tuple[float, float]
-    """Between which a value lies that the paper prints as it does."""
+    """Lowest and highest value that the paper would print as it does."""
     how: str
     """Expression, or why it does not follow."""
     computed_bounds: Amount | None = None
-    """Where inputs are ranges: what lies between may be the value, and `computed` is the middle; None: a number."""
+    """Bounds of the computed value where inputs are ranges, `computed` being the middle; None: it is one number."""
     depends_on: str = ""
     """Inputs that the paper does not print, and for which others can be given; "": none."""
 

@@ -74,7 +74,7 @@ class DeepseekConfig(msgspec.Struct, frozen=True, kw_only=True):
     deviation: float = 0.02
     """Standard deviation of the initial weights."""
     seed: int = 0
-    """Of the initial weights."""
+    """Seed of the initial weights."""
 
     def __post_init__(self) -> None:
         shape = self.shape

@@ -48,7 +48,7 @@ class Arrived:
     counts: Tensor
     """`[experts]` int64: rows of each."""
     origin: object = None
-    """What `combine` needs to send results back."""
+    """State that `combine` needs to send results back."""
 
 
 class Dispatch(Protocol):

@@ -39,9 +39,9 @@ class Losses:
     """Cross entropies, each summed over its tokens, in fp32 or wider."""
 
     main: Tensor
-    """Of the next token, over B·T tokens."""
+    """Loss of the next token, a sum over B·T tokens."""
     mtp: tuple[Tensor, ...]
-    """Of each prediction module; that of depth k (from 1) has B·(T − k) tokens."""
+    """Losses of the prediction modules; that of depth k (from 1) is a sum over B·(T − k) tokens."""
 
     def total(self, mtp_weight: float = MTP_WEIGHT) -> Tensor:
         """Loss to train with: main, and the mean of the modules' times `mtp_weight`. Divided by B·T it is that of the

@@ -79,19 +79,20 @@ class Caller:
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     connections: int = 1024
-    """Of nodes, and as many of users."""
+    """Most connections of nodes, and as many of users."""
     connections_per_peer: int | None = None
-    """None: one peer may have all."""
+    """Most connections of one peer; None: one peer may have all."""
     bytes_per_peer: int = 256 * MIB
-    """Of requests that are worked at and answers that are unread, on all connections of a peer."""
+    """Most bytes of requests in progress and of unread answers, on all connections of a peer."""
     bytes_of_users: int = 1024 * MIB
     """The same, of all users together, who share it."""
     frame_ns: int = FRAME_NS
-    """For the rest of a frame that has begun."""
+    """Timeout for the rest of a frame that has begun."""
     unread_ns: int = 60 * SECOND
-    """Who has not read its answers for so long is cut off. Longer than a suspended laptop stops a client."""
+    """Time after which a peer that has not read its answers is cut off. Longer than a suspended laptop stops a
+    client."""
     handshakes: int = 128
-    """Under way at once from one address; from all addresses twice as many."""
+    """Most handshakes under way at once from one address; from all addresses twice as many."""
     handshake_ns: int = 10 * SECOND
     calls_per_connection: int = 1024
     request_bytes_per_connection: int = 64 * MIB

@@ -22,7 +22,7 @@ class Cut(NamedTuple):
     """Cables whose failure, of all their links, cuts one vertex off from another: with the fewest links."""
 
     cables: tuple[Cable, ...]
-    """Those nearest to the first vertex, where several cuts have as few links."""
+    """Cables of the cut; where several cuts have as few links, those nearest to the first vertex."""
     side: int
     """Vertices that the first one still reaches, itself included."""
 

@@ -28,7 +28,7 @@ class Counts(NamedTuple):
     switches: int
     links: int
     why_not_built: str = ""
-    """Why no network has exactly this size; empty where one has."""
+    """Reason why no network has exactly this size; empty where one has."""
 
 
 def counts_of(fabric: Fabric) -> Counts:

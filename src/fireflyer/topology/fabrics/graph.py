@@ -62,9 +62,9 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[Layer, ...]
     cables: tuple[Cable, ...]
     link_bytes_per_s: float
-    """Of one link in one direction."""
+    """Bandwidth of one link in one direction."""
     rates: tuple[LayerRate, ...] = ()
-    """Of links that have another rate."""
+    """Rates of links that have another one than `link_bytes_per_s`."""
 
     @property
     def nodes(self) -> int:

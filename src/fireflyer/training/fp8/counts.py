@@ -23,7 +23,7 @@ class OperandCounts(msgspec.Struct, frozen=True, kw_only=True):
     operand: str
     elements: int
     underflowed: int
-    """Not zero, but of code zero."""
+    """Elements that are not zero and whose code is zero."""
     saturated: int
     """Cut to 448 times the scale. None with scales of this package unless they are wrong."""
     nonfinite: int

@@ -40,13 +40,13 @@ class StepOutcome:
     """Result of a call of `step`."""
 
     norm: float
-    """Of all gradients before clipping, over all ranks; 0.0 without gradients."""
+    """Norm of all gradients before clipping, over all ranks; 0.0 without gradients."""
     coefficient: float
-    """What gradients were multiplied by, at most 1.0; NaN where nothing was committed."""
+    """Factor by which gradients were multiplied, at most 1.0; NaN where nothing was committed."""
     committed: bool
     """False if the norm is infinite or NaN: then parameters, moments and step counters are as before."""
     parameters: int
-    """With a gradient."""
+    """Number of parameters with a gradient."""
     redone: int
     """Steps of the backward pass that were computed again."""
 
@@ -56,7 +56,7 @@ class StepCost:
     """Costs of stepping in the backward pass on this rank."""
 
     elements: int
-    """Of the parameters' shards."""
+    """Number of elements in the shards of the parameters."""
     shadow_bytes: int
     """New parameters and new state."""
     gradient_bytes: int

@@ -28,11 +28,12 @@ class TensorDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor whose bits differ between replicas."""
 
     name: str
-    """As `parameter layers.0.weight`, `gradient layers.0.weight`, `optimizer layers.0.weight exp_avg`."""
+    """Name of the tensor with its kind: `parameter layers.0.weight`, `gradient layers.0.weight`, `optimizer
+    layers.0.weight exp_avg`."""
     ranks: tuple[int, ...]
-    """Those that differ from the majority; without one, all."""
+    """Ranks that differ from the majority; without one, all."""
     digests: tuple[int, ...]
-    """Of all compared ranks, in their order."""
+    """Digests of all compared ranks, in their order."""
 
 
 class GuardVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ class GuardVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     point: CheckTime
-    """Between backward and the optimizer's step, or after it."""
+    """Time of the comparison: `before_commit`, between backward and the optimizer's step, or `after_commit`."""
     finding: Finding
     """`agree`; `ranks`: these differ from the majority; `pair`: two replicas differ; `undecided`: there is no majority;
     `no_replicas`: nothing could be compared."""

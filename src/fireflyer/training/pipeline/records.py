@@ -57,9 +57,9 @@ class StepRecord(msgspec.Struct, frozen=True):
     begin_ns: int
     end_ns: int
     spans: tuple[Span, ...]
-    """Of each item of the rank's row."""
+    """Begin and end of each item of the rank's row, in order."""
     waited_ns: int
-    """For messages and, at the end, for sends, shared gradients and replicas."""
+    """Time of waiting for messages and, at the end, for sends, shared gradients and replicas."""
     phases: tuple[PhaseEvent, ...]
     """The first ones, in order; none unless asked for."""
 
@@ -116,7 +116,7 @@ class Comparison(msgspec.Struct, frozen=True):
     predicted_s: float
     measured_s: float
     predicted_bubble_s: float
-    """Of the rank that waits longest."""
+    """Predicted waiting time of the rank that waits longest."""
     measured_bubble_s: float
 
     @property

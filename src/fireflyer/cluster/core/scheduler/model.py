@@ -144,11 +144,11 @@ class LimitKind(enum.Enum):
     """Kind of limit: whose nodes it counts."""
 
     USER = "user"
-    """Those of the user of this name."""
+    """Limit of the nodes of the user of this name."""
     EACH = "each"
-    """Those of each user who has no limit of their own for the same nodes and priority."""
+    """Limit of the nodes of each user who has no limit of their own for the same nodes and priority."""
     GROUP = "group"
-    """Those of all users of the group together."""
+    """Limit of the nodes of all users of the group together."""
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):

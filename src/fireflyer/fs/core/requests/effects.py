@@ -45,32 +45,34 @@ class Limits(msgspec.Struct, frozen=True):
     """Bounds of one client session."""
 
     requests: int = 1 << 16
-    """Begun and not finished; beyond, `Busy`."""
+    """Most requests that are begun and not finished; beyond, `Busy`."""
     channels: int = 1024
-    """Updates under way, and those whose outcome is not known."""
+    """Most updates under way or with an unknown outcome."""
     unknown: int = 768
-    """Of them: with so many unknown outcomes no update begins until the session was exchanged for another one."""
+    """Most updates with an unknown outcome; with so many no update begins until the session was exchanged for another
+    one."""
     node_asks: int = 256
-    """Under way to one storage process."""
+    """Most requests under way to one storage process."""
     node_bytes: int = 64 * MIB
-    """... and data of them, in both directions; one request may always be under way."""
+    """Most bytes of data under way to and from one storage process; one request may always be under way."""
     senders: int = 0
     """Request-to-send: how many nodes at a time may owe large replies; 0: any number."""
     large_bytes: int = 128 << 10
     """A reply from this size on needs the permission."""
     grant_bytes: int = 8 * MIB
-    """So much a node is asked for with one permission, while others wait for it."""
+    """Bytes that a node is asked for with one permission, while others wait for it."""
     grant_ns: int = 250 * MS
-    """Without any answer for so long, and as long as what is under way may take, a node loses the permission."""
+    """Time without any answer, beside that which what is under way may take, after which a node loses the
+    permission."""
     attempt_ns: int = 5 * SECOND
-    """Without an answer for so long another replica is asked; twice as long with each further attempt, to 8 times."""
+    """Time without an answer after which another replica is asked; it doubles with each further attempt, to 8 times."""
     least_bytes_per_s: int = 16 * MIB
     """A node may take longer by what is under way to and from it, at this rate."""
     pause_ns: int = 2 * MS
-    """After a refusal; twice as long with each further one."""
+    """Pause after a refusal; it doubles with each further one, up to `max_pause_ns`."""
     max_pause_ns: int = 500 * MS
     suspect_ns: int = SECOND
-    """How long a node that did not answer is asked only where there is no other."""
+    """Time for which a node that did not answer is asked only where there is no other."""
     routing_ns: int = 50 * MS
     """The least time between two requests for routing."""
     damaged: int = 3
