@@ -42,13 +42,14 @@ def _locate(path: CheckpointPath, disk: Disk | None) -> _Located:
 
 
 def pin(path: CheckpointPath, disk: Disk | None = None) -> bool:
-    """From now on no job and no `remove` removes the checkpoint. Returns whether it was not pinned before. Raises
-    `NotFound`, also where a job removes it at this moment."""
+    """From now on no job and no `remove` removes the checkpoint, durably. Returns whether it was not pinned before.
+    Raises `NotFound`, also where a job removes it at this moment."""
     disk, root, name, shown = _locate(path, disk)
     marker = f"{root}/{pin_name(name)}"
     try:
         run_steps(write_file(disk, marker, b""))
     except Exists:
+        disk.sync_dir(root)  # who made it may have died before it could
         return False
     disk.sync_dir(root)
     if not disk.is_dir(f"{root}/{name}"):
@@ -59,11 +60,12 @@ def pin(path: CheckpointPath, disk: Disk | None = None) -> bool:
 
 
 def unpin(path: CheckpointPath, disk: Disk | None = None) -> bool:
-    """It may be removed again. Returns whether it was pinned."""
+    """It may be removed again, durably. Returns whether it was pinned."""
     disk, root, name, _ = _locate(path, disk)
     try:
         disk.remove(f"{root}/{pin_name(name)}")
     except NotFound:
+        disk.sync_dir(root)  # as in `pin`
         return False
     disk.sync_dir(root)
     return True
