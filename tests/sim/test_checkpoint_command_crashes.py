@@ -11,13 +11,12 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from tests.support.checkpoints.jobs import Wrap
 from tests.support.checkpoints.weak_disks import WithoutSync
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -30,9 +29,9 @@ from fireflyer.checkpoint.core.names import MANIFEST_FILE, candidates
 from fireflyer.checkpoint.core.slices import whole
 from fireflyer.checkpoint.dcp import FireFlyerWriter
 from fireflyer.checkpoint.engine import stream
-from fireflyer.checkpoint.engine.directory import remove_tree
+from fireflyer.checkpoint.engine.directory import remove_tree, write_file
 from fireflyer.checkpoint.engine.ranges import Request, TensorReader
-from fireflyer.checkpoint.engine.steps import run_steps
+from fireflyer.checkpoint.engine.steps import Steps, run_steps
 from fireflyer.checkpoint.exporting import export
 from fireflyer.checkpoint.importing import import_checkpoint
 from fireflyer.checkpoint.reader import open_checkpoint
@@ -150,10 +149,10 @@ def check_new(disk: SimDisk, done: bool, before: list[int], wanted: dict[str, to
 # The commands.
 
 
-def importing(tmp_path: Path, *, before: list[int] | None = None) -> Command:
-    source = str(tmp_path / "a.safetensors")
-    save_file(SHARED, source)
-    start = SimDisk()
+def importing(*, before: list[int] | None = None) -> Command:
+    source, start = "/model.safetensors", SimDisk()
+    run_steps(write_file(start.mount(), source, save(SHARED)))
+    start.mount().sync_dir("/")
     for step in before or []:
         import_checkpoint(source, ROOT, step=step, disk=start.mount())
 
@@ -163,7 +162,7 @@ def importing(tmp_path: Path, *, before: list[int] | None = None) -> Command:
     return Command(start, run, lambda disk, done: check_new(disk, done, before or [], SHARED))
 
 
-def two_ranks_of_dcp(_tmp_path: Path) -> Command:
+def two_ranks_of_dcp() -> Command:
     """What `dcp.save` calls in each rank; between its barriers one rank after the other."""
 
     def run(disk: SimDisk, wrap: Wrap) -> None:
@@ -182,9 +181,9 @@ def two_ranks_of_dcp(_tmp_path: Path) -> Command:
     return Command(SimDisk(), run, lambda disk, done: check_new(disk, done, [], wanted))
 
 
-def exporting(tmp_path: Path) -> Command:
+def exporting() -> Command:
     """Into two files and their index."""
-    start = importing(tmp_path, before=[1]).start
+    start = importing(before=[1]).start
 
     def run(disk: SimDisk, wrap: Wrap) -> None:
         export(ROOT, "/out/model", max_file_bytes=12_000, disk=wrap(disk.mount("command")))
@@ -206,7 +205,7 @@ def exporting(tmp_path: Path) -> Command:
     return Command(start, run, check)
 
 
-def pinning(tmp_path: Path) -> Command:
+def pinning() -> Command:
     def run(disk: SimDisk, wrap: Wrap) -> None:
         upkeep.pin(f"{ROOT}/step-00000001", disk=wrap(disk.mount("command")))
 
@@ -214,11 +213,11 @@ def pinning(tmp_path: Path) -> Command:
         assert steps_of(disk) == [2, 1]
         assert [info.pinned for info in verify(ROOT, disk.mount())][1] or not done
 
-    return Command(two_checkpoints(tmp_path), run, check)
+    return Command(two_checkpoints(), run, check)
 
 
-def unpinning(tmp_path: Path) -> Command:
-    start = two_checkpoints(tmp_path)
+def unpinning() -> Command:
+    start = two_checkpoints()
     upkeep.pin(f"{ROOT}/step-00000001", disk=start.mount())
 
     def run(disk: SimDisk, wrap: Wrap) -> None:
@@ -231,7 +230,7 @@ def unpinning(tmp_path: Path) -> Command:
     return Command(start, run, check)
 
 
-def removing(tmp_path: Path) -> Command:
+def removing() -> Command:
     def run(disk: SimDisk, wrap: Wrap) -> None:
         upkeep.remove(f"{ROOT}/step-00000001", disk=wrap(disk.mount("command")))
 
@@ -239,11 +238,11 @@ def removing(tmp_path: Path) -> Command:
         assert steps_of(disk) in ([2], [2, 1])
         assert steps_of(disk) == [2] or not done
 
-    return Command(two_checkpoints(tmp_path), run, check)
+    return Command(two_checkpoints(), run, check)
 
 
-def two_checkpoints(tmp_path: Path) -> SimDisk:
-    return importing(tmp_path, before=[2, 1]).start
+def two_checkpoints() -> SimDisk:
+    return importing(before=[2, 1]).start
 
 
 COMMANDS = {importing: 40, two_ranks_of_dcp: 80, exporting: 50, pinning: 4, unpinning: 3, removing: 7}
@@ -252,20 +251,20 @@ COMMANDS = {importing: 40, two_ranks_of_dcp: 80, exporting: 50, pinning: 4, unpi
 
 @pytest.mark.parametrize(("command", "least_disks"), COMMANDS.items())
 def test_a_command_crashed_at_every_operation_leaves_what_is_whole(
-    command: Callable[[Path], Command], least_disks: int, tmp_path: Path
+    command: Callable[[], Command], least_disks: int
 ) -> None:
-    assert campaign(command(tmp_path)) >= least_disks
+    assert campaign(command()) >= least_disks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_with_many_outcomes_of_each_power_loss(command: Callable[[Path], Command], tmp_path: Path) -> None:
-    campaign(command(tmp_path), limit=60, kinds=KINDS)
+def test_with_many_outcomes_of_each_power_loss(command: Callable[[], Command]) -> None:
+    campaign(command(), limit=60, kinds=KINDS)
 
 
 @pytest.mark.slow
-def test_an_import_crashed_at_every_operation_leaves_the_checkpoints_that_were_there(tmp_path: Path) -> None:
-    campaign(importing(tmp_path, before=[1]), kinds=KINDS)
+def test_an_import_crashed_at_every_operation_leaves_the_checkpoints_that_were_there() -> None:
+    campaign(importing(before=[1]), kinds=KINDS)
 
 
 # Planted faults: each must be caught by the same campaign.
@@ -302,32 +301,37 @@ def shard(path: str) -> bool:
     ],
 )
 def test_a_missing_sync_is_caught(
-    command: Callable[[Path], Command], operation: str, affects: Callable[[str], bool], tmp_path: Path
+    command: Callable[[], Command], operation: str, affects: Callable[[str], bool]
 ) -> None:
-    assert caught(command(tmp_path), lambda disk: WithoutSync(disk, operation, affects))
+    assert caught(command(), lambda disk: WithoutSync(disk, operation, affects))
 
 
-def test_a_removal_under_its_own_name_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_under_its_own_name_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(path: str, *, disk: Disk) -> None:
         run_steps(remove_tree(disk, path))
         disk.sync_dir(ROOT)
 
     monkeypatch.setattr(upkeep, "remove", hasty)
-    assert caught(removing(tmp_path))
+    assert caught(removing())
 
 
-def test_a_name_before_the_manifest_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    late: list[Any] = []
-    monkeypatch.setattr(fresh, "write_file", lambda *arguments: late.append(arguments) or iter(()))
+def test_a_name_before_the_manifest_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[tuple[str, bytes]] = []
+
+    def later(_disk: Disk, path: str, data: bytes) -> Steps[None]:
+        late.append((path, data))
+        yield
+
+    monkeypatch.setattr(fresh, "write_file", later)
     commit = fresh.commit
 
     def hasty(disk: Disk, parent: str, name: str, temporary: str) -> None:
         commit(disk, parent, name, temporary)
-        _, path, data = late[-1]
+        path, data = late[-1]
         file = disk.create(path.replace(temporary, name))
         file.pwrite(data, 0)
         file.fsync()
         disk.sync_dir(f"{parent}/{name}")
 
     monkeypatch.setattr(fresh, "commit", hasty)
-    assert caught(importing(tmp_path))
+    assert caught(importing())
