@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import glob
-import os
+import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -18,8 +17,7 @@ from fireflyer.checkpoint.engine.image import header_of
 from fireflyer.checkpoint.engine.stream import Source, write_stream
 from fireflyer.checkpoint.fresh import commit_manifest, filling
 from fireflyer.checkpoint.saved import saved_now
-from fireflyer.checkpoint.storage import CheckpointPath, is_remote, open_storage
-from fireflyer.runtime.disk import translate_os_error
+from fireflyer.checkpoint.storage import CheckpointPath, Storage, open_storage
 
 __all__ = ["Imported", "import_checkpoint"]
 
@@ -41,7 +39,7 @@ class Content(NamedTuple):
 
 
 def import_checkpoint(
-    source: str,
+    source: CheckpointPath,
     directory: CheckpointPath,
     *,
     step: int,
@@ -51,15 +49,16 @@ def import_checkpoint(
     disk: Disk | None = None,
 ) -> Imported:
     """Makes `directory`/step-… from `source`: a directory that DCP's `FileSystemWriter` wrote, or a safetensors file or
-    a directory of them. Its name is returned. A checkpoint of DCP keeps its names, so that `dcp.load` takes the new one
-    for the old; with `model`, the key of the model in the nested state that was saved, its tensors get the names that
-    `capture` gives (`model/…`), for `TrainingLoop`. Tensors of other files get `prefix` before their names.
+    a directory of them; both paths as of `open_storage`. Its name is returned. A checkpoint of DCP keeps its names, so
+    that `dcp.load` takes the new one for the old; with `model`, the key of the model in the nested state that was
+    saved, its tensors get the names that `capture` gives (`model/…`), for `TrainingLoop`. Tensors of other files get
+    `prefix` before their names.
 
     Raises `NotFound`, `UsageError` for a step that is there, `DataCorruption` for files that cannot be read; nothing in
     them is trusted, but what they lack are checksums, so damage within a tensor goes unnoticed."""
     if not 0 <= step <= MAX_STEP:
         raise UsageError(f"step {step} is out of range; it must be between 0 and {MAX_STEP}")
-    content = _content(source, prefix, model, trust_pickles)
+    content = _content(open_storage(source, disk=disk), prefix, model, trust_pickles)
     into, root, shown = open_storage(directory, disk=disk)
     name = final_name(step, [])
     if any(candidate.step == step for candidate in candidates(into.list(root) if into.is_dir(root) else [])):
@@ -73,44 +72,30 @@ def import_checkpoint(
     return Imported(name, len(content.specs), record.file_bytes)
 
 
-def _content(source: str, prefix: str, model: str | None, trust_pickles: bool) -> Content:
-    _check_there(source)
-    if os.path.isfile(f"{source}/.metadata"):
+def _content(source: Storage, prefix: str, model: str | None, trust_pickles: bool) -> Content:
+    if source.disk.exists(f"{source.root}/.metadata"):
         if prefix:
             raise UsageError("a checkpoint of DCP keeps its names; --prefix is for safetensors files")
         from fireflyer.checkpoint.dcp.conversion import dcp_content
 
         return Content(*dcp_content(source, model, trust_pickles=trust_pickles))
     if model is not None:
-        raise UsageError(f"{source} is no checkpoint of DCP (it has no .metadata); --model is for those")
-    return _of_files(_files(source), prefix)
+        raise UsageError(f"{source.name} is no checkpoint of DCP (it has no .metadata); --model is for those")
+    return _of_files(source.disk, _files(source), prefix)
 
 
-def _check_there(source: str) -> None:
-    """Raises `UsageError` for an address of 3FS, `NotFound`, `PermissionDenied`."""
-    if is_remote(source):
+def _files(source: Storage) -> list[str]:
+    disk, root, shown = source
+    if not disk.is_dir(root):
+        if disk.exists(root):
+            return [root]
+        raise NotFound(f"{shown} does not exist; give a checkpoint of DCP, a safetensors file, or a directory of them")
+    names = [name for name in disk.list(root) if name.endswith(".safetensors") and not name.startswith(".")]
+    if not names:
         raise UsageError(
-            f"{source} is in a cluster, and a SOURCE is read from this machine; copy it here: ff fs get -r {source} DIR"
+            f"{shown} holds no checkpoint of DCP (.metadata) and no *.safetensors; {INDEX_FILE} alone is none"
         )
-    try:
-        os.stat(source)
-    except FileNotFoundError:
-        raise NotFound(
-            f"{source} does not exist; give a checkpoint of DCP, a safetensors file, or a directory of them"
-        ) from None
-    except OSError as error:
-        raise translate_os_error(error, f"read {source}") from error
-
-
-def _files(source: str) -> list[str]:
-    if os.path.isfile(source):
-        return [source]
-    found = sorted(glob.glob(f"{glob.escape(source)}/*.safetensors"))
-    if not found:
-        raise UsageError(
-            f"{source} holds no checkpoint of DCP (.metadata) and no *.safetensors; {INDEX_FILE} alone is none"
-        )
-    return found
+    return [f"{root}/{name}" for name in names]
 
 
 class _Place(NamedTuple):
@@ -119,11 +104,11 @@ class _Place(NamedTuple):
     """In the file."""
 
 
-def _of_files(paths: list[str], prefix: str) -> Content:
+def _of_files(disk: Disk, paths: list[str], prefix: str) -> Content:
     places: dict[str, _Place] = {}
     specs: list[TensorSpec] = []
     for path in paths:
-        for spec, offset in _read_header(path):
+        for spec, offset in _read_header(disk, path):
             name = prefix + spec.name
             if name in places:
                 raise UsageError(f"{path} and {places[name].path} both have a tensor {spec.name[:80]!r}")
@@ -131,36 +116,29 @@ def _of_files(paths: list[str], prefix: str) -> Content:
             specs.append(TensorSpec(name, spec.dtype, spec.shape))
 
     def source(spec: TensorSpec) -> Iterator[memoryview]:
-        return _pieces(places[spec.name], spec.size_bytes)
+        return _pieces(disk, places[spec.name], spec.size_bytes)
 
     return Content(specs, source, {})
 
 
-def _read_header(path: str) -> list[tuple[TensorSpec, int]]:
+def _read_header(disk: Disk, path: str) -> list[tuple[TensorSpec, int]]:
     """The tensors of a file, and where in it they begin."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if length > min(MAX_HEADER_BYTES, size - 8):
-                raise DataCorruption(f"{path} is no safetensors file: its header would have {length} bytes")
-            text = file.read(length)
-    except OSError as error:
-        raise translate_os_error(error, f"read {path}") from error
+    with contextlib.closing(disk.open(path)) as file:
+        size = file.size()
+        length = int.from_bytes(file.pread(8, 0), "little")
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise DataCorruption(f"{path} is no safetensors file: its header would have {length} bytes")
+        text = file.pread(length, 8)
     begin = 8 + length
     return [(item.spec, begin + item.offset) for item in parse_header(text, size - begin, path)]
 
 
-def _pieces(place: _Place, size_bytes: int) -> Iterator[memoryview]:
-    try:
-        with open(place.path, "rb", buffering=0) as file:
-            file.seek(place.offset)
-            left = size_bytes
-            while left:
-                piece = file.read(min(left, _PIECE_BYTES))
-                if not piece:
-                    raise DataCorruption(f"{place.path} ends within a tensor")
-                left -= len(piece)
-                yield memoryview(piece)
-    except OSError as error:
-        raise translate_os_error(error, f"read {place.path}") from error
+def _pieces(disk: Disk, place: _Place, size_bytes: int) -> Iterator[memoryview]:
+    with contextlib.closing(disk.open(place.path)) as file:
+        done = 0
+        while done < size_bytes:
+            piece = file.pread(min(size_bytes - done, _PIECE_BYTES), place.offset + done)
+            if not piece:
+                raise DataCorruption(f"{place.path} ends within a tensor")
+            done += len(piece)
+            yield memoryview(piece)

@@ -54,14 +54,15 @@ def _permitted(shown: str, done: str) -> Iterator[None]:
 
 
 def pin(path: CheckpointPath, disk: Disk | None = None) -> bool:
-    """From now on no job and no `remove` removes the checkpoint. Returns whether it was not pinned before. Raises
-    `NotFound`, also where a job removes it at this moment."""
+    """From now on no job and no `remove` removes the checkpoint, durably. Returns whether it was not pinned before.
+    Raises `NotFound`, also where a job removes it at this moment."""
     disk, root, name, shown = _locate(path, disk)
     marker = f"{root}/{pin_name(name)}"
     try:
         with _permitted(shown, "pinned"):
             run_steps(write_file(disk, marker, b""))
     except Exists:
+        disk.sync_dir(root)  # who made it may have died before it could
         return False
     disk.sync_dir(root)
     if not disk.is_dir(f"{root}/{name}"):
@@ -72,12 +73,13 @@ def pin(path: CheckpointPath, disk: Disk | None = None) -> bool:
 
 
 def unpin(path: CheckpointPath, disk: Disk | None = None) -> bool:
-    """It may be removed again. Returns whether it was pinned."""
+    """It may be removed again, durably. Returns whether it was pinned."""
     disk, root, name, shown = _locate(path, disk)
     try:
         with _permitted(shown, "unpinned"):
             disk.remove(f"{root}/{pin_name(name)}")
     except NotFound:
+        disk.sync_dir(root)  # as in `pin`
         return False
     disk.sync_dir(root)
     return True

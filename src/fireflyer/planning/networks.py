@@ -46,21 +46,21 @@ class NetworkSize(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes, switches and links of a network, and its bisection."""
 
     nodes: dict[str, int]
-    """By kind."""
+    """Number of nodes by kind."""
     endpoints: int
     """Ports of nodes that are connected."""
     switches: int
     switches_by_layer: dict[str, int]
     links: int
-    """Between switches."""
+    """Number of links between switches."""
     links_by_layer: dict[str, int]
-    """Between a layer, or a kind of node, and the one above: `leaf-spine`, `gpu-leaf`."""
+    """Number of links between a layer, or a kind of node, and the one above: `leaf-spine`, `gpu-leaf`."""
     unused_ports: int
-    """Of switches."""
+    """Ports of switches that no link uses."""
     bisection: Bisection
     """Links between two halves of the nodes in the worst division, or a bound of them."""
     bisection_bytes_per_s: float
-    """Of these links, in one direction."""
+    """Bandwidth of the links of the bisection, in one direction."""
 
     @property
     def endpoints_per_switch(self) -> float:
@@ -71,10 +71,10 @@ class NetworkStructure(NetworkSize, frozen=True, kw_only=True):
     """Size of a network, and how far its nodes are apart."""
 
     most_switches: int | None
-    """On a shortest path between two nodes; None: the network is too large to look at all pairs."""
+    """Most switches on a shortest path between two nodes; None: the network is too large to look at all pairs."""
     disjoint_paths: int
-    """Between the first and the last node, without a common link: one fewer links may fail before these two are cut off
-    from each other. 0: there is one node."""
+    """Paths between the first and the last node without a common link: one fewer links may fail before these two are
+    cut off from each other. 0: there is one node."""
 
 
 class CutLinks(NamedTuple):
@@ -91,7 +91,7 @@ class NetworkCut(msgspec.Struct, frozen=True, kw_only=True):
     links: int
     """0: nothing joins the two."""
     between: tuple[CutLinks, ...]
-    """Where they are: nearest to the first vertex, where several cuts have as few links."""
+    """Links of the cut by their ends: nearest to the first vertex, where several cuts have as few links."""
 
 
 class NetworkCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,20 +102,20 @@ class NetworkCosts(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[PricedLine, ...]
     """The bill of materials with its prices."""
     cables: CableBill
-    """By class of lengths."""
+    """Cables by class of lengths."""
     network: Amount
     """Price of switches and cables."""
     network_per_endpoint: Amount
     network_watts: Amount
-    """Of switches and cables."""
+    """Power of switches and cables."""
     node_watts: Amount | None
-    """Of nodes at work; None: nodes are not counted."""
+    """Power of nodes at work; None: nodes are not counted."""
     ownership: Ownership
-    """Of all that is counted."""
+    """Cost of all that is counted."""
     rent_per_gpu_hour: Amount | None
-    """Beside which owning is put; None: beside nothing."""
+    """Rent of a GPU for an hour, with which owning is compared; None: with nothing."""
     owning_is_cheaper_after_hours: Amount | None
-    """Of use, as `break_even_hours` has it; None: without a rent, or never."""
+    """Hours of use after which owning costs less than renting (`break_even_hours`); None: without a rent, or never."""
 
 
 class ComparedNetwork(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class NodeBandwidth(NamedTuple):
     """Bandwidth of an allreduce, and what limits it."""
 
     bytes_per_s: float
-    """Of the algorithm: of the array of one GPU over the time."""
+    """Bandwidth of the algorithm: bytes of the array of one GPU over the time."""
     binding: str
     """The link that is full first, as `NodeFabric.link_names` names it."""
 

@@ -28,7 +28,7 @@ class Limits(NamedTuple):
     bridge: float
     between_sockets: float = math.inf
     switch: float = math.inf
-    """Of the uplink of a PCIe switch."""
+    """Bandwidth that the uplink of a PCIe switch allows."""
 
     @property
     def binding(self) -> str:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import sync_playwright
 from tests.support.browser import dump_dom, find_browser
 from tests.support.jobs.job_logs import example_log
 
@@ -43,6 +44,20 @@ def test_a_browser_shows_the_whole_report(browser: str, tmp_path: Path) -> None:
     ):
         assert said in dom
     assert dom.count("<svg ") == 2
+
+
+def test_nothing_scrolls_sideways_on_a_phone(browser: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(render_html(build_report(example_log())), encoding="utf-8")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        shown = running.new_page(viewport={"width": 390, "height": 844})
+        shown.goto(page.as_uri())
+        assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+        drawn = [box for svg in shown.locator("svg").all() if (box := svg.bounding_box()) is not None]
+        running.close()
+    assert len(drawn) == 2
+    assert all(0 <= box["x"] <= box["x"] + box["width"] <= 390 for box in drawn)
 
 
 def test_the_console_would_have_told(browser: str, tmp_path: Path) -> None:

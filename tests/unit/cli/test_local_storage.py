@@ -108,6 +108,36 @@ async def said_by(storage: LocalStorage) -> list[str]:
     return said
 
 
+@on_loop
+async def test_the_file_system_serves_until_the_platform_has_ended(layout: PlatformLayout) -> None:
+    """Runs and agents that end may still save."""
+    running, ended = {"platform": asyncio.Event(), "file system": asyncio.Event()}, []
+
+    async def until_cancelled(name: str) -> None:
+        running[name].set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # the other one would end meanwhile
+            ended.append(name)
+
+    async def file_system(*_: Any, **__: Any) -> None:
+        await until_cancelled("file system")
+
+    async def platform(_: Any) -> None:
+        await until_cancelled("platform")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fireflyer.fs.service.local.run.run_local", file_system)
+        both = asyncio.ensure_future(started(layout, new=True).run(platform, print, lambda: ""))
+        for event in running.values():
+            await event.wait()
+        both.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await both
+    assert ended == ["platform", "file system"]
+
+
 def test_its_users_are_changed_and_it_is_started_by_the_words_of_the_platform(
     layout: PlatformLayout, capsys: pytest.CaptureFixture[str]
 ) -> None:

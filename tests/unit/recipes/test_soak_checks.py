@@ -172,6 +172,10 @@ def test_what_a_writer_did_not_get_is_found(values: dict[str, Any], said: str) -
     assert said in problems["writers"]
 
 
+def test_a_soak_without_writers_proves_nothing() -> None:
+    assert failed(change(GOOD, writers=()))["writers"] == "there were no writers"
+
+
 def test_an_acknowledged_file_that_is_lost_or_differs_and_one_that_came_back_are_found() -> None:
     assert failed(change(GOOD, stored=GOOD.stored[1:])) == {"files": "/soak/append/0 is not in the file system"}
     assert failed(change(GOOD, twins=GOOD.twins[1:])) == {

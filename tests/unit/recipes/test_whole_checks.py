@@ -107,6 +107,27 @@ def test_a_reference_without_a_step_with_another_loss_or_that_does_not_fall_is_f
     assert "losses" in failed(change(GOOD, references={}))
 
 
+def test_a_loss_that_is_not_finite_is_found_where_both_runs_have_it() -> None:
+    reference = GOOD.references["urgent"]
+    references = {**GOOD.references, "urgent": change(reference, losses={**reference.losses, 7: math.inf})}
+
+    def diverged(event: JobEvent) -> JobEvent:
+        return change(event, loss=math.inf) if isinstance(event, StepReport) and event.step == 7 else event
+
+    facts = change(with_events("urgent", diverged), references=references)
+    assert failed(facts) == {"losses": "the undisturbed run of urgent has a loss that is not finite"}
+
+
+def test_a_rank_that_a_task_does_not_have_is_found() -> None:
+    def with_another_rank(task: TaskFacts) -> TaskFacts:
+        run = task.runs[-1]
+        of_rank = [entry for entry in run.log if isinstance(entry.event, StepReport) and entry.event.rank == 1]
+        more = tuple(change(entry, event=change(entry.event, rank=2)) for entry in of_rank)
+        return change(task, runs=(*task.runs[:-1], change(run, log=(*run.log, *more))))
+
+    assert failed(with_task("urgent", with_another_rank)) == {"losses": "task urgent has a rank 2"}
+
+
 def test_zeros_of_different_sign_differ() -> None:
     references = {**GOOD.references, "urgent": change(GOOD.references["urgent"], losses={
         **GOOD.references["urgent"].losses, 20: 0.0})}  # fmt: skip
@@ -226,6 +247,15 @@ def test_a_kill_after_which_nothing_started_again_is_found() -> None:
     late: Fault = change(fault, at_ns=GOOD.end_ns)
     facts = change(GOOD, faults=tuple(late if one is fault else one for one in GOOD.faults))
     assert "did not start again" in failed(facts)["compute node"]
+
+
+def test_a_task_that_began_anew_after_the_kill_is_found() -> None:
+    def anew(event: JobEvent) -> JobEvent:
+        meant = isinstance(event, ResumeReport) and event.attempt == 1
+        return change(event, step=0, checkpoint=None) if meant else event
+
+    found = failed(with_events("first", anew))
+    assert found["compute node"] == "task first began at step 0 again, not from a checkpoint"
 
 
 # --- the interruption ---

@@ -7,6 +7,7 @@ import pytest
 from tests.support.jobs.whole_facts import PLAN
 
 from fireflyer.base.errors import UsageError
+from fireflyer.recipes.testbed.facts import StorageSample
 from fireflyer.recipes.testbed.plan import TaskPlan
 from fireflyer.recipes.whole.director import (
     LIMIT_NS,
@@ -19,6 +20,7 @@ from fireflyer.recipes.whole.director import (
     Seen,
     Submit,
     TaskSeen,
+    how_far,
 )
 from fireflyer.recipes.whole.plan import WholePlan
 
@@ -114,3 +116,14 @@ def test_a_plan_in_which_nothing_can_be_disturbed_is_refused(values: dict[str, o
 def test_the_plan_of_the_demonstration_is_one() -> None:
     plan = WholePlan()
     assert (plan.nodes, len(plan.all_tasks), len({one.user for one in plan.all_tasks})) == (4, 3, 2)
+
+
+def test_who_watches_is_told_how_far_each_task_is_and_what_the_storage_lacks() -> None:
+    tasks = {"first": task("first", 12), "second": task("second", 20, "suspended"), "urgent": task("urgent", 3)}
+    steps = {each.name: each.steps for each in PLAN.all_tasks}
+    assert how_far(PLAN, seen(tasks), None) == (
+        f"first running 12/{steps['first']} · second suspended · urgent running 3/{steps['urgent']}"
+    )
+    storage = StorageSample(at_ns=1, alive=(1, 3), incarnations=(1, 2, 1), chains=6, whole=2, serving=6)
+    said = how_far(PLAN, seen({"first": task("first", 0, "queued")}), storage)
+    assert said == f"first queued · storage 2/{PLAN.storage_nodes}, 2/6 whole"

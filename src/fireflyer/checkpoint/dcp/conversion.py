@@ -16,13 +16,14 @@ from fireflyer.checkpoint.core.slices import Box, Slice, slice_name, whole
 from fireflyer.checkpoint.dcp.foreign import DcpFiles
 from fireflyer.checkpoint.dcp.objects import BYTES_PREFIX, VALUES_KEY, plain_value
 from fireflyer.checkpoint.engine.stream import Source
+from fireflyer.checkpoint.storage import Storage
 from fireflyer.checkpoint.tensors import bytes_of, spec_of
 
 __all__ = ["dcp_content"]
 
 
 def dcp_content(
-    source: str, model: str | None, *, trust_pickles: bool = False
+    source: Storage, model: str | None, *, trust_pickles: bool = False
 ) -> tuple[list[TensorSpec], Source, dict[str, Any]]:
     """What there is to store, where its bytes come from, and the values. Reads a stored chunk at a time. `model` as of
     `import_checkpoint`. Raises `UsageError` where there is nothing below that key, and `DataCorruption`."""
@@ -34,7 +35,7 @@ def dcp_content(
     if model is not None and not any(new != old for old, new in names.items()):
         keys = sorted({str(path[0]) for path in paths.values() if path})
         raise UsageError(
-            f"the state in {source} has no model below {model!r}; its keys are {', '.join(keys) or 'none'}"
+            f"the state in {source.name} has no model below {model!r}; its keys are {', '.join(keys) or 'none'}"
         )
     specs: list[TensorSpec] = []
     where: dict[str, MetadataIndex] = {}
@@ -59,7 +60,7 @@ def dcp_content(
         tensor = objects[spec.name] if spec.name in objects else files.load_tensor(where[spec.name])
         found = spec_of(spec.name, tensor)
         if (found.dtype, found.shape) != (spec.dtype, spec.shape):
-            raise DataCorruption(f"{source} holds {spec.name[:80]!r} as {found}, its metadata says {spec}")
+            raise DataCorruption(f"{source.name} holds {spec.name[:80]!r} as {found}, its metadata says {spec}")
         yield bytes_of(tensor.contiguous())
 
     kept = {names[name]: check_plain(path, "path") for name, path in paths.items() if name in names}

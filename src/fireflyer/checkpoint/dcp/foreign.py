@@ -7,6 +7,7 @@ no others. They have no checksums, so damage within a tensor is not noticed.
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import io
 import os
@@ -15,16 +16,17 @@ import pickle
 from typing import IO, Any, Final
 
 import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.checkpoint.dcp.objects import check_safe
-from fireflyer.runtime.disk import translate_os_error
+from fireflyer.checkpoint.storage import Storage
 
 __all__ = ["DcpFiles", "is_dcp"]
 
@@ -32,9 +34,9 @@ _METADATA: Final = ".metadata"
 _MAX_METADATA_BYTES: Final = 1 << 30
 
 
-def is_dcp(path: str) -> bool:
-    """Whether the directory `path` is a checkpoint of DCP's own format."""
-    return os.path.isfile(f"{path}/{_METADATA}")
+def is_dcp(storage: Storage) -> bool:
+    """Whether the directory is a checkpoint of DCP's own format."""
+    return storage.disk.exists(f"{storage.root}/{_METADATA}")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -83,23 +85,20 @@ def _enumeration_member(kind: object, name: str) -> enum.Enum:
 class DcpFiles(FileSystemReader):
     """DCP's reader, which loads no pickle that could run code unless `trust_pickles`."""
 
-    def __init__(self, path: str, *, trust_pickles: bool = False) -> None:
-        super().__init__(path)
+    def __init__(self, storage: Storage, *, trust_pickles: bool = False) -> None:
+        super().__init__(storage.root)
+        self._storage = storage
         self._trusts = trust_pickles
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        if self._trusts:
-            return super().read_metadata(*args, **kwargs)
-        path = f"{self.path}/{_METADATA}"
-        try:
-            with open(path, "rb") as file:
-                content = file.read(_MAX_METADATA_BYTES + 1)
-        except OSError as error:
-            raise translate_os_error(error, f"read {path}") from error
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        path = f"{self._storage.name}/{_METADATA}"
+        with contextlib.closing(self._storage.disk.open(f"{self._storage.root}/{_METADATA}")) as file:
+            content = file.pread(_MAX_METADATA_BYTES + 1, 0)
         if len(content) > _MAX_METADATA_BYTES:
             raise DataCorruption(f"{path} has more than {_MAX_METADATA_BYTES} bytes")
         try:
-            found = _Unpickler(io.BytesIO(content)).load()
+            unpickler = pickle.Unpickler if self._trusts else _Unpickler
+            found = unpickler(io.BytesIO(content)).load()
         except Exception as error:  # a damaged pickle raises anything
             raise DataCorruption(
                 f"{path} cannot be read: {error}; if you trust who wrote it, give trust_pickles=True"
@@ -107,25 +106,33 @@ class DcpFiles(FileSystemReader):
         if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
             raise DataCorruption(f"{path} is no metadata of a DCP checkpoint")
         for info in found.storage_data.values():
-            if os.path.basename(info.relative_path) != info.relative_path:
+            if not self._trusts and os.path.basename(info.relative_path) != info.relative_path:
                 raise DataCorruption(f"{path} names file {str(info.relative_path)[:80]!r}, which is in no checkpoint")
         return found
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        tensors: list[ReadItem] = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(self.object_bytes(item.storage_index)))
-            else:
-                tensors.append(item)
-        return super().read_data(LoadPlan(tensors), planner)
+                continue
+            stored = self.load_tensor(item.storage_index)
+            part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
+            target = planner.resolve_tensor(item).detach()
+            if target.size() != part.size():
+                name = item.storage_index.fqn[:80]
+                raise DataCorruption(f"tensor {name!r} in {self._storage.name} has other sizes than its metadata says")
+            target.copy_(part)
+            planner.commit_tensor(item, target)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     def object_bytes(self, index: Any) -> bytes:
         """What `torch.save` made of an object that is no tensor. Raises `DataCorruption` for what is not safe."""
         with self.open_item(index) as stream:
             data = stream.read()
         if not self._trusts:
-            check_safe(data, f"{index.fqn[:80]!r} in {self.path}")
+            check_safe(data, f"{index.fqn[:80]!r} in {self._storage.name}")
         return data
 
     def load_tensor(self, index: Any) -> torch.Tensor:
@@ -134,23 +141,22 @@ class DcpFiles(FileSystemReader):
             try:
                 found = torch.load(stream, map_location="cpu", weights_only=True)
             except Exception as error:  # a damaged file raises anything
-                raise DataCorruption(f"tensor {index.fqn[:80]!r} in {self.path} cannot be read: {error}") from error
+                raise DataCorruption(
+                    f"tensor {index.fqn[:80]!r} in {self._storage.name} cannot be read: {error}"
+                ) from error
         if not isinstance(found, torch.Tensor):
-            raise DataCorruption(f"tensor {index.fqn[:80]!r} in {self.path} is a {type(found).__name__}")
+            raise DataCorruption(f"tensor {index.fqn[:80]!r} in {self._storage.name} is a {type(found).__name__}")
         return found
 
     def open_item(self, index: Any) -> IO[bytes]:
         """The bytes of a stored item, in memory."""
         info = self.storage_data[index]
         if getattr(info, "transform_descriptors", None):
-            raise UsageError(f"{self.path} was written with stream extensions, which are not read; load it with DCP")
-        path = f"{self.path}/{info.relative_path}"
-        try:
-            with open(path, "rb") as file:
-                file.seek(info.offset)
-                data = file.read(info.length)
-        except OSError as error:
-            raise translate_os_error(error, f"read {path}") from error
+            raise UsageError(
+                f"{self._storage.name} was written with stream extensions, which are not read; load it with DCP"
+            )
+        with contextlib.closing(self._storage.disk.open(f"{self._storage.root}/{info.relative_path}")) as file:
+            data = file.pread(info.length, info.offset)
         if len(data) != info.length:
-            raise DataCorruption(f"{path} ends within {index.fqn[:80]!r}")
+            raise DataCorruption(f"{self._storage.name}/{info.relative_path} ends within {index.fqn[:80]!r}")
         return io.BytesIO(data)

@@ -28,6 +28,7 @@ from fireflyer.checkpoint.dcp.foreign import DcpFiles, is_dcp
 from fireflyer.checkpoint.dcp.objects import BYTES_PREFIX, VALUES_KEY, check_safe, saved_bytes
 from fireflyer.checkpoint.engine.ranges import Request, TensorReader
 from fireflyer.checkpoint.reader import open_checkpoint
+from fireflyer.checkpoint.storage import open_storage
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of, can_be_filled
 
 __all__ = ["FireFlyerReader"]
@@ -92,8 +93,9 @@ class FireFlyerReader(StorageReader):
             raise
 
     def _read_metadata(self) -> Metadata:
-        if self._disk is None and is_dcp(self._given):
-            self._foreign = DcpFiles(self._given, trust_pickles=self._trusts)
+        storage = open_storage(self._given, disk=self._disk)
+        if is_dcp(storage):
+            self._foreign = DcpFiles(storage, trust_pickles=self._trusts)
             return self._foreign.read_metadata()
         opened = open_checkpoint(self._given, self._disk)
         reader = self._tensors = TensorReader(opened.disk, opened.root, opened.name, opened.manifest)

@@ -34,7 +34,7 @@ class ExpertLoads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tokens: dict[str, tuple[int, ...]]
     """Tokens that each expert got, by the name of its gate: `tokens` of the lines `experts` in the metrics of a run."""
     copies: int = 0
-    """Of experts, of each layer, in an expert group, beside one of each."""
+    """Copies of experts, of each layer, in an expert group, beside one of each."""
 
 
 class ReplicatedExperts(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +43,13 @@ class ReplicatedExperts(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[tuple[int, ...], ...]
     """Numbers of the experts on each rank, ascending."""
     copies: tuple[int, ...]
-    """Of each expert, 1 or more."""
+    """Number of copies of each expert, 1 or more."""
     before: float
     """Load of the fullest rank over the mean, with consecutive experts on each rank."""
     moved: float
-    """With one copy of each, as `place_experts` puts them."""
+    """Load of the fullest rank over the mean, with one copy of each expert, as `place_experts` puts them."""
     after: float
-    """With the copies."""
+    """Load of the fullest rank over the mean, with the copies."""
 
 
 def replicate_layers(

@@ -32,9 +32,9 @@ class PipelineLayout(msgspec.Struct, frozen=True, kw_only=True):
     sharing: int
     """Pipelines to a NIC."""
     micro_batches: int
-    """That were simulated: those of the plan, or fewer where they are many."""
+    """Micro-batches that were simulated: those of the plan, or fewer where they are many."""
     slowdowns: dict[str, float]
-    """Of each layout: time over that without messages."""
+    """Time of each layout over that of the schedule without messages."""
 
 
 def pass_costs(plan: ParallelPlan, shape: ModelShape, node: NodeModel, *, send_s: float = 0.0) -> Costs:

@@ -90,8 +90,8 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     switch_gpus: int = 0
     """GPUs behind each PCIe switch below a host bridge; 0: no switches, GPUs are at host bridges."""
     switch_bytes_per_s: float = 0.0
-    """Of the uplink of one switch, in each direction. What devices behind one switch write to each other is not on it,
-    and does not cross the socket."""
+    """Bandwidth of the uplink of one switch, in each direction. What devices behind one switch write to each other is
+    not on it, and does not cross the socket."""
     switch_nics: bool = False
     """NICs are behind switches, evenly, as those of a DGX; false: at host bridges or sockets."""
 

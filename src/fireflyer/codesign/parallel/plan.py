@@ -119,9 +119,9 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chunks: int = 1
     """Stages of one rank; only `interleaved` has a choice."""
     recompute: PlanRecompute = "none"
-    """What backward computes again: nothing; norms, activation functions and projections from latents (`operators`);
-    each block from its input (`blocks`); the whole stage from its input (`full`). Or one of the first three for each
-    layer, those of multi-token prediction last; `budget` asks `fit_recompute` for them."""
+    """Activations that backward computes again: none; norms, activation functions and projections from latents
+    (`operators`); each block from its input (`blocks`); the whole stage from its input (`full`). Or one of the first
+    three for each layer, those of multi-token prediction last; `budget` asks `fit_recompute` for them."""
     precision: Precision = Precision()
 
     @property

@@ -19,9 +19,22 @@ from typing import Final, TypeAlias
 import msgspec
 
 from fireflyer.base.units import SECOND
+from fireflyer.recipes.testbed.facts import StorageSample
 from fireflyer.recipes.whole.plan import WholePlan
 
-__all__ = ["LIMIT_NS", "Action", "Director", "GiveUp", "KillNode", "KillStorage", "Phase", "Seen", "Submit", "TaskSeen"]
+__all__ = [
+    "LIMIT_NS",
+    "Action",
+    "Director",
+    "GiveUp",
+    "KillNode",
+    "KillStorage",
+    "Phase",
+    "Seen",
+    "Submit",
+    "TaskSeen",
+    "how_far",
+]
 
 LIMIT_NS: Final = 600 * SECOND
 """Of one phase. On an idle machine each takes some seconds; on one that many share, minutes."""
@@ -143,3 +156,15 @@ def _trains(seen: Seen, name: str, step: int) -> bool:
 def _all_finished(plan: WholePlan, seen: Seen) -> bool:
     found = [seen.tasks.get(task.name) for task in plan.all_tasks]
     return all(task is not None and task.state == "finished" for task in found)
+
+
+def how_far(plan: WholePlan, seen: Seen, storage: StorageSample | None) -> str:
+    """A line for who watches: the state of each task, the step of those that run, and the storage as it was last."""
+    steps = {task.name: task.steps for task in plan.all_tasks}
+    parts = [
+        f"{name} {task.state}" + (f" {task.step}/{steps[name]}" if task.state == "running" else "")
+        for name, task in seen.tasks.items()
+    ]
+    if storage is not None:
+        parts.append(f"storage {len(storage.alive)}/{plan.storage_nodes}, {storage.whole}/{storage.chains} whole")
+    return " · ".join(parts)

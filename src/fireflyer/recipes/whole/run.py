@@ -23,7 +23,17 @@ from fireflyer.recipes.testbed.reference import undisturbed_runs
 from fireflyer.recipes.testbed.storage_watch import StorageWatch
 from fireflyer.recipes.testbed.storing import store_corpus
 from fireflyer.recipes.testbed.tasks import CHECKPOINTS, CORPUS, task_spec
-from fireflyer.recipes.whole.director import Action, Director, GiveUp, KillNode, KillStorage, Phase, Seen, Submit
+from fireflyer.recipes.whole.director import (
+    Action,
+    Director,
+    GiveUp,
+    KillNode,
+    KillStorage,
+    Phase,
+    Seen,
+    Submit,
+    how_far,
+)
 from fireflyer.recipes.whole.facts import Facts, Fault
 from fireflyer.recipes.whole.plan import WholePlan
 from fireflyer.recipes.whole.traffic import Traffic
@@ -205,17 +215,8 @@ class _Stage:
         if time.monotonic() - self._said_s < SAY_S or not seen.tasks:
             return
         self._said_s = time.monotonic()
-        steps = {task.name: task.steps for task in self._plan.all_tasks}
-        parts = [
-            f"{name} {task.state}" + (f" {task.step}/{steps[name]}" if task.state == "running" else "")
-            for name, task in seen.tasks.items()
-        ]
-        if self._storage.samples:
-            newest = self._storage.samples[-1]
-            parts.append(
-                f"storage {len(newest.alive)}/{self._plan.storage_nodes}, {newest.whole}/{newest.chains} whole"
-            )
-        self._say(" · ".join(parts))
+        newest = self._storage.samples[-1] if self._storage.samples else None
+        self._say(how_far(self._plan, seen, newest))
 
     # --- facts ---
 

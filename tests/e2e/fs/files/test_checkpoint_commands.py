@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import warnings
 from pathlib import Path
@@ -11,9 +12,11 @@ import torch
 from safetensors.torch import load_file
 from tests.support.checkpoints.states import save_all, state_of
 from tests.support.fs.clusters.local_cluster import LocalCluster
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from fireflyer.base.errors import NotFound, UsageError
-from fireflyer.checkpoint import describe
+from fireflyer.checkpoint import describe, open_storage
 from fireflyer.checkpoint.dcp import load, save
 from fireflyer.cli.main import main
 
@@ -34,6 +37,10 @@ def test_commands_and_dcp_take_addresses_of_3fs(
         ("export", url, f"{url}-model"),
         ("rm", f"{url}/step-00000020"),
         ("import", str(tmp_path / "out"), url, "--step", "30"),
+        ("import", f"{url}-model/model.safetensors", url, "--step", "31"),
+        ("import", f"{url}-model", url, "--step", "32"),
+        ("rm", f"{url}/step-00000031"),
+        ("rm", f"{url}/step-00000032"),
     ):
         assert main(["ckpt", *line]) == 0, (line, capsys.readouterr())
     said = capsys.readouterr().out
@@ -53,3 +60,26 @@ def test_commands_and_dcp_take_addresses_of_3fs(
             save({"w": torch.zeros(1)}, url, step=40)
         with pytest.raises(NotFound):
             load(found, f"{url}/step-00000099")
+
+
+def test_a_checkpoint_of_dcps_own_format_that_lies_in_3fs_is_loaded_there_and_imported(
+    shared_cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As another program has copied it there."""
+    url = shared_cluster.url(f"/dcp-{secrets.token_hex(8)}")
+    state = {"w": torch.arange(7.0), "number": 3}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        state_dict_saver.save(state, storage_writer=FileSystemWriter(tmp_path))
+        disk, root, _ = open_storage(url)
+        disk.mkdir(root)
+        for path in tmp_path.iterdir():
+            with contextlib.closing(disk.create(f"{root}/{path.name}")) as file:
+                file.pwrite(path.read_bytes(), 0)
+                file.fsync()
+        assert main(["ckpt", "import", url, f"{url}/ours", "--step", "4"]) == 0, capsys.readouterr()
+        for place in (url, f"{url}/ours"):
+            found = {"w": torch.zeros(7), "number": 0}
+            load(found, place)
+            assert torch.equal(torch.as_tensor(found["w"]), torch.arange(7.0))
+            assert found["number"] == 3

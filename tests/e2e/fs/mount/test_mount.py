@@ -277,6 +277,31 @@ def test_each_user_has_his_own_rights(mount: Mount) -> None:
     assert modes == [0o4755, 0o777]  # who writes to a file takes its privilege from it
 
 
+def test_a_write_through_one_mount_takes_a_privilege_that_the_other_has_looked_at_at_once(
+    pair: tuple[Mount, Mount], top: str
+) -> None:
+    """The kernel would keep the mode for VALID_S; a program is set-user-id no longer than nobody has written to it."""
+    here, there = (Path(mount.path, top) for mount in pair)
+    here.write_bytes(b"program")
+    here.chmod(0o4777)
+    as_bob = ["setpriv", "--reuid=4321", "--regid=4321", "--clear-groups"]
+    writer = subprocess.Popen(
+        pair[0].command([*as_bob, "sh", "-c", f"exec 1<>{top}; echo open >&2; exec cat"]),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert writer.stdin is not None
+    assert writer.stderr is not None
+    with writer, writer.stdin, writer.stderr:
+        assert writer.stderr.readline() == b"open\n"
+        assert there.stat().st_mode & 0o7777 == 0o4777
+        writer.stdin.write(b"changed")
+        writer.stdin.close()
+        assert writer.stderr.read() == b""  # it has ended
+        assert there.stat().st_mode & 0o7777 == 0o777
+    assert there.read_bytes() == b"changed"
+
+
 def test_values_times_special_files_and_space(mount: Mount) -> None:
     path = os.path.join(mount.path, "file")
     Path(path).write_bytes(b"x" * 10)
