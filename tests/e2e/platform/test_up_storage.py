@@ -37,6 +37,7 @@ if not get_whole_life_state():
     open(sys.argv[1], "w").close()
     while not should_suspend():
         time.sleep(0.02)
+    files.pipe("ff:///left", b"saved while leaving")
     set_whole_life_state(1)
     go_suspend()
 files.pipe("ff:///copy", files.cat("ff:///corpus")[::-1])
@@ -171,6 +172,9 @@ def test_tasks_files_and_their_state_survive_down_and_up(
         assert client.reservations() == ()
     assert main(["fs", "cat", "/copy", "--dir", whole.layout.storage_directory]) == 0
     assert capfd.readouterr().out == "xof nworb kciuq eht"
+    # `down` ends the file system last: the task could still save there.
+    assert main(["fs", "cat", "/left", "--dir", whole.layout.storage_directory]) == 0
+    assert capfd.readouterr().out == "saved while leaving"
 
 
 def test_a_run_that_does_not_leave_is_killed_and_queued_again(whole: Whole, tmp_path: Path) -> None:

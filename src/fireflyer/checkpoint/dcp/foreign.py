@@ -93,9 +93,10 @@ class DcpFiles(FileSystemReader):
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         path = f"{self._storage.name}/{_METADATA}"
         with contextlib.closing(self._storage.disk.open(f"{self._storage.root}/{_METADATA}")) as file:
-            content = file.pread(_MAX_METADATA_BYTES + 1, 0)
-        if len(content) > _MAX_METADATA_BYTES:
-            raise DataCorruption(f"{path} has more than {_MAX_METADATA_BYTES} bytes")
+            size = file.size()
+            if size > _MAX_METADATA_BYTES:
+                raise DataCorruption(f"{path} has more than {_MAX_METADATA_BYTES} bytes")
+            content = file.pread(size, 0)
         try:
             unpickler = pickle.Unpickler if self._trusts else _Unpickler
             found = unpickler(io.BytesIO(content)).load()
