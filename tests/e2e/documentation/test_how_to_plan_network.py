@@ -30,7 +30,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     (tmp_path / "config.json").write_text(blocks("json")[0])
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 24
+    assert len(commands) == 25
     said = []
     for command in commands:
         assert main(command) == 0, command

@@ -605,10 +605,10 @@ def test_pcie_switches_of_a_node_are_told_by_its_file_or_by_options(
     assert shown == json.loads(said(capsys, "node", "pcie-a100", *options, "--json"))
     assert shown["PCIe switches"] == "4 with 2 GPUs each, 16 GB/s to the host bridge in each direction"
     assert shown["NICs"] == "behind PCIe switches"
-    assert shown["HFReduce, GB/s that switch allows"] == pytest.approx(16 / 4), "2 GPUs, and 2 arrays of the one NIC"
+    assert shown["HFReduce, limit by PCIe switches, GB/s"] == pytest.approx(16 / 4), "2 GPUs, and 2 arrays of the one NIC"
     assert shown["HFReduce, link that is full first"].startswith("switch0 to bridge0")
     above = json.loads(said(capsys, "node", str(path), "--root-nics", "--json"))
-    assert above["HFReduce, GB/s that switch allows"] == pytest.approx(16 / 2)
+    assert above["HFReduce, limit by PCIe switches, GB/s"] == pytest.approx(16 / 2)
     without = json.loads(said(capsys, "node", str(path), "--switch-gpus", "0", "--json"))
     assert without == json.loads(said(capsys, "node", "pcie-a100", "--json"))
     assert "give switch_gpus" in refused(capsys, "node", "pcie-a100", "--switch-uplink", "16")

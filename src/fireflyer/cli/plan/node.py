@@ -22,6 +22,7 @@ PARTS: Final = {
     "host_memory": "host memory",
     "nic": "NICs",
     "bridge": "host bridges",
+    "switch": "PCIe switches",
     "between_sockets": "links between sockets",
 }
 
