@@ -88,6 +88,9 @@ def test_copies_of_experts_with_many_tokens_are_planned_from_measured_loads(writ
     for wrong, message in (
         ({"copies": 4, "tokens": {"g": [1]}}, "[experts] tokens of 'g': 1 loads for 64 experts"),
         ({"copies": 3, "tokens": {"g": loads}}, "3 copies of experts do not divide over 4 ranks"),
+        ({"copies": 4, "tokens": {"g": [-1, *loads[1:]]}}, "experts.tokens[...][0]: expected `int` >= 0"),
+        ({"copies": 4, "tokens": {"g": [10**400, *loads[1:]]}}, "experts.tokens[...][0]"),
+        ({"tokens": {f"g{one}": [1] for one in range(4097)}}, "of length <= 4096"),
     ):
         assert main(["train", "plan", write(plan, model=DEEPSEEK_MOE_16B, experts=wrong), *arguments]) == 2
         assert message in capsys.readouterr().err
