@@ -36,9 +36,9 @@ def test_the_commands_and_the_python_run(
     for words in (
         "  GPU nodes: 512 with 4,096 GPUs; the run has 64 nodes",
         "  network rate of a node: 25 GB/s",
-        "  with the whole rate: 9.434 s, ",
-        "  simulated: 9.972 s; closed form with the whole rate: 9.434 s; 70,720 transfers",
-        "  simulated while a checkpoint is written: 9.973 s; ",
+        "  with the whole rate: 10.016 s, ",
+        "  simulated: 10.863 s; closed form with the whole rate: 10.016 s; 70,720 transfers",
+        "  simulated while a checkpoint is written: 10.878 s; ",
         "  mean time to failure: 57 h 41 min to 93 h 45 min",
         "  best between checkpoints: ",
         "  failures per 1000 node-days: ",

@@ -149,6 +149,20 @@ def test_a_plan_states_the_bytes_that_each_rank_sends(name: str) -> None:
         assert (dispatched > 0) == (experts > 0)
 
 
+@pytest.mark.parametrize("name", [name for name in OF_TWO | OF_FOUR if "dualpipe" not in name])
+def test_a_plan_states_which_gradients_come_back_to_a_rank(name: str) -> None:
+    """Those of an allreduce do, parts of a reduce-scatter stay where they are added: both directions of a bridge."""
+    recipe = recipe_of(raw_recipe(**tables(name)))
+    plan, shape = recipe.plan, shape_of(recipe.model)
+    flag = DDP_FLAG_BYTES if plan.world_size == plan.replicate and plan.expert == 1 else 0
+    for rank, ended in enumerate(ranks(name)):
+        sent = ended.result[name]["sent"]
+        found = counted(sent, plan)["gradients"]
+        found += sum(kinds.get("allreduce", 0) for axis, kinds in sent.items() if axis not in ("tensor", "pipeline"))
+        stage = stage_traffic(plan, shape, node_of(plan), rank // plan.stage_ranks).by_purpose
+        assert found == pytest.approx(stage["gradients"].get("host_bridge", 0.0) + 2 * flag, rel=1e-12), rank
+
+
 @pytest.mark.parametrize("name", [name for name, (_, plan) in (OF_TWO | OF_FOUR).items() if "expert" in plan])
 def test_dispatch_sends_the_bytes_of_its_routing_and_about_those_of_the_plan(name: str) -> None:
     """Exchanges of a group are counted again from the experts that its tokens chose."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,16 @@ def test_pipelines_that_share_a_nic_have_the_fastest_layout_with_the_reason(writ
     arguments = ["--nodes", "8", "--node", "pcie-a100"]
     path = write(PLAN | {"batch_sequences": 512})
     assert main(["train", "plan", path, *arguments]) in (0, 1)
-    assert "layout of the 8 pipelines that share a NIC: offset takes 1.0" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "layout of the 8 pipelines that share a NIC: offset takes 1.0" in text
+    (lockstep,) = re.findall(
+        r"planned only: the trainer starts all at once, as in lockstep, which takes (\S+) of", text
+    )
     assert main(["train", "plan", path, *arguments, "--json"]) in (0, 1)
     layout = json.loads(capsys.readouterr().out)["pipeline_layout"]
     assert layout["layout"] == "offset"
     assert layout["slowdowns"]["offset"] < layout["slowdowns"]["lockstep"]
+    assert lockstep == f"{layout['slowdowns']['lockstep']:.2f}"
 
 
 def test_recomputation_by_memory_budget_is_shown_by_layer(write: Any, capsys: Capture) -> None:
@@ -75,6 +81,29 @@ def test_recomputation_by_memory_budget_is_shown_by_layer(write: Any, capsys: Ca
     assert main(["train", "plan", write(plan | {"recompute": modes}), *arguments]) == 0, "the list is a plan"
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schedule": "1f1b"}, None),
+        ({"schedule": "dualpipev", "micro_batch": 2}, "recompute = 'blocks, operators' with schedule = 'dualpipev'"),
+        ({"shard": 8, "tensor": 2}, "pipeline = 4 with tensor = 2"),
+    ],
+)
+def test_a_budget_says_where_the_trainer_refuses_its_list(
+    changes: dict[str, Any], words: str | None, write: Any, capsys: Capture
+) -> None:
+    precision = {"parameters": "fp32", "compute": "bf16", "gradients": "fp32"}
+    plan = PLAN | {"recompute": "budget", "micro_batch": 4, "precision": precision, **changes}
+    arguments = ["train", "plan", write(plan), "--nodes", "8", "--node", "pcie-a100"]
+    assert main(arguments) == 0
+    assert ("planned only: the trainer refuses" in (text := capsys.readouterr().out)) == (words is not None)
+    assert main([*arguments, "--json"]) == 0
+    refused = json.loads(capsys.readouterr().out)["trainer_refuses"]
+    assert bool(refused) == (words is not None)
+    assert words is None or any(one.startswith(words) for one in refused), refused
+    assert all(one in text for one in refused)
+
+
 def test_copies_of_experts_with_many_tokens_are_planned_from_measured_loads(write: Any, capsys: Capture) -> None:
     plan = {"shard": 16, "expert": 4, "zero": 1, "sequence_tokens": 4096, "batch_sequences": 64, "recompute": "blocks"}
     loads = [100] * 63 + [6400]
@@ -88,6 +117,9 @@ def test_copies_of_experts_with_many_tokens_are_planned_from_measured_loads(writ
     for wrong, message in (
         ({"copies": 4, "tokens": {"g": [1]}}, "[experts] tokens of 'g': 1 loads for 64 experts"),
         ({"copies": 3, "tokens": {"g": loads}}, "3 copies of experts do not divide over 4 ranks"),
+        ({"copies": 4, "tokens": {"g": [-1, *loads[1:]]}}, "experts.tokens[...][0]: expected `int` >= 0"),
+        ({"copies": 4, "tokens": {"g": [10**400, *loads[1:]]}}, "experts.tokens[...][0]"),
+        ({"tokens": {f"g{one}": [1] for one in range(4097)}}, "of length <= 4096"),
     ):
         assert main(["train", "plan", write(plan, model=DEEPSEEK_MOE_16B, experts=wrong), *arguments]) == 2
         assert message in capsys.readouterr().err

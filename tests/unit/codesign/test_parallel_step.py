@@ -75,7 +75,8 @@ def test_the_nic_carries_one_sum_for_8_over_tensor_gradients() -> None:
     stage = stage_traffic(given, LLAMA, A100, 1)
     dense, _ = held_parameters(given, LLAMA, 1)
     nodes = given.data * given.tensor // 8
-    assert stage.by_purpose["gradients"]["nic"] == pytest.approx(2 * dense * 4 * (nodes - 1) / nodes)
+    sums = given.tensor * dense * 4
+    assert stage.by_purpose["gradients"]["nic"] == pytest.approx(sums * 2 * (nodes - 1) / nodes), "there and back"
 
 
 def test_gradients_of_experts_are_added_over_ranks_with_the_same_experts_only() -> None:
@@ -85,6 +86,19 @@ def test_gradients_of_experts_are_added_over_ranks_with_the_same_experts_only() 
     assert routed > 0
     found = stage_traffic(alone, shape, H800, 0).by_purpose["gradients"]
     assert found["nic"] == pytest.approx(dense * 4 * 7 / 8)
+
+
+@pytest.mark.parametrize(("shard", "replicate", "gathered"), [(16, 1, 1 / 2), (8, 2, 0), (1, 16, 0)])
+@pytest.mark.parametrize("node", [A100, H800], ids=["hfreduce", "ring"])
+def test_stages_with_zero_1_add_whole_gradients_over_all_ranks_and_then_gather(
+    shard: int, replicate: int, gathered: float, node: Any
+) -> None:
+    """In gradients and parameters of a stage that a node sends, with 2 nodes of 8 for each stage."""
+    given = plan(shard=shard, replicate=replicate, zero=int(shard > 1))
+    dense, _ = held_parameters(given, LLAMA, 1)
+    found = stage_traffic(given, LLAMA, node, 1).by_purpose
+    assert found["gradients"]["nic"] == pytest.approx(2 * 1 / 2 * dense * 4), "an allreduce, as without ZeRO"
+    assert found["parameters"].get("nic", 0) == pytest.approx(gathered * dense * 2), "BF16"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from fireflyer.codesign.parallel import (
 from fireflyer.codesign.parallel.expert_replicas import replicate_layers
 from fireflyer.codesign.parallel.layout import pipeline_layout
 from fireflyer.codesign.parallel.recompute_fit import recompute_text
+from fireflyer.recipes.trainer.core.checks import plan_reasons
 
 __all__ = ["PlanView"]
 
@@ -72,6 +73,7 @@ class PlanView:
         self.given, self.shape, self.node, self.nodes = given, shape, node, nodes
         self.memory, self.estimate = memory, estimate
         self.layout = pipeline_layout(given.plan, shape, node)
+        self.refused = plan_reasons(given.plan)
         measured = given.experts
         self.experts = {} if measured is None else replicate_layers(measured, given.plan, shape.experts, node.gpus)
 
@@ -93,6 +95,7 @@ class PlanView:
             "stages": self._stages(),
             "gradients_added_on_node": {"dense": dense, "experts": expert},
             "pipeline_layout": self.layout,
+            "trainer_refuses": self.refused,
             "step_s": estimate.step_s,
             "estimate": estimate,
         }
@@ -185,6 +188,12 @@ class PlanView:
         yield f"micro-batches: {plan.micro_batches} of {plan.micro_batch_tokens} tokens on each data-parallel rank"
         if self.layout is not None:
             yield f"layout of the {self.layout.sharing} pipelines that share a NIC: {self.layout.reason}"
+            if self.layout.layout != "lockstep":
+                yield (
+                    f"planned only: the trainer starts all at once, as in lockstep, which takes "
+                    f"{self.layout.slowdowns['lockstep']:.2f} of the time without messages; the predicted step is that "
+                    "of pipelines apart"
+                )
         if isinstance(plan.recompute, tuple):
             yield f"recompute, by layer: {recompute_text(plan)}"
 
@@ -251,6 +260,8 @@ class PlanView:
             yield f"memory: fits, {room}"
         else:
             yield f"memory: does not fit, {room}; use more stages, a larger shard, or more recomputation"
+        if self.refused:
+            yield f"planned only: the trainer refuses {'; '.join(self.refused)}"
         if (measured := self.given.measured) is not None:
             shown = self._measured(measured)
             yield (

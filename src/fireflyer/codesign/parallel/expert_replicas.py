@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -26,12 +26,16 @@ from fireflyer.codesign.parallel.plan import ParallelPlan
 __all__ = ["ExpertLoads", "ReplicatedExperts", "rank_loads", "replica_counts", "replicate_experts", "replicate_layers"]
 
 MAX_COPIES: Final = 1 << 12
+MAX_GATES: Final = 1 << 12
+"""Layers with experts that a file has loads of."""
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class ExpertLoads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measured loads of experts in the file of a plan."""
 
-    tokens: dict[str, tuple[int, ...]]
+    tokens: Annotated[dict[str, tuple[Tokens, ...]], msgspec.Meta(max_length=MAX_GATES)]
     """Tokens that each expert got, by the name of its gate: `tokens` of the lines `experts` in the metrics of a run."""
     copies: int = 0
     """Copies of experts, of each layer, in an expert group, beside one of each."""

@@ -125,8 +125,9 @@ def _data(
     """Gradients of `count` parameters of each rank, and parameters that ZeRO gathers.
 
     Of each gradient there is a reduce-scatter in the shard group, in each micro-batch with ZeRO 2 and 3, and one
-    allreduce in a step of its part between replicas (hybrid sharding). ZeRO 3 gathers in each micro-batch: a layer
-    forward and backward, those `kept` of the parameters once.
+    allreduce in a step of its part between replicas (hybrid sharding). A pipeline averages whole gradients under its
+    drain, so that with ZeRO 1 of its stages there is one allreduce over all ranks. ZeRO 3 gathers in each micro-batch:
+    a layer forward and backward, those `kept` of the parameters once.
     """
     ranks = plan.expert_data if routed else plan.data
     # DualPipe has each stage twice, and adds the gradients of both.
@@ -139,12 +140,14 @@ def _data(
     shard = plan.expert_shard if routed else plan.shard
     # Ranks of a shard group are neighbours: so many of one are on a node, and so many replicas of what each has.
     neighbours = min(shard, adds)
-    replicas = max(1, adds // neighbours)
+    whole = shard == 1 or (plan.pipeline > 1 and plan.zero == 1)
+    scattered = 1 if whole else shard
+    replicas = adds if whole else max(1, adds // neighbours)
     gradient = count * FORMAT_BYTES[plan.precision.gradients]
     up: LinkBytes = {}
     down: LinkBytes = {}
-    if shard > 1:
-        across = -(-shard // neighbours)
+    across = -(-shard // neighbours)
+    if not whole:
         alone = ranks == shard  # then both copies of DualPipe's stages are in one reduce-scatter
         repeats = plan.micro_batches if plan.zero >= 2 else 1
         up = reduction(
@@ -155,12 +158,13 @@ def _data(
             up=gradient * repeats,
             down=0.0,
         )
+    if shard > 1:
         gathered = (2 * count - kept) * plan.micro_batches if plan.zero == 3 else count
         parameters = gathered * FORMAT_BYTES[plan.precision.parameters]
         down = reduction(node, slices=on_node // neighbours, adds=neighbours, nodes=across, up=0.0, down=parameters)
-    if shard == 1 or ranks > shard:
-        part = gradient / shard
-        nodes = max(1, ranks // shard // replicas) * mirrors
+    if whole or ranks > shard:
+        part = gradient / scattered
+        nodes = max(1, ranks // scattered // replicas) * mirrors
         _add(up, reduction(node, slices=on_node // replicas, adds=replicas, nodes=nodes, up=part, down=part))
     for found in (up, down):
         if "host_memory" in found:

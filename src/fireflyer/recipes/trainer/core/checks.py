@@ -10,7 +10,7 @@ from fireflyer.codesign.model import Attention, ModelShape
 from fireflyer.codesign.parallel import ParallelPlan, Precision, shape_refusals
 from fireflyer.recipes.trainer.core.recipe import DeepseekTable, GptTable, HuggingFaceTable, Recipe
 
-__all__ = ["check_recipe", "check_restart", "reasons", "shape_of_gpt"]
+__all__ = ["check_recipe", "check_restart", "plan_reasons", "reasons", "shape_of_gpt"]
 
 _SPLIT: Final = ("zb-h1", "zbv", "dualpipe", "dualpipev")
 """Schedules that run backward passes in two parts."""
@@ -31,7 +31,12 @@ def reasons(recipe: Recipe, shape: ModelShape, context: int | None = None) -> li
     plan = recipe.plan
     impossible = shape_refusals(plan, shape)
     limits = [*_sequences(plan, shape, context), *_divided_matrices(recipe, shape)]
-    return [*impossible, *limits, *_degrees(recipe), *_precision(plan), *_combinations(recipe)]
+    return [*impossible, *limits, *_kinds(recipe), *plan_reasons(plan), *_combinations(recipe)]
+
+
+def plan_reasons(plan: ParallelPlan) -> list[str]:
+    """Why the trainer does not execute the plan, whatever its model is; empty where it may."""
+    return [*_degrees(plan), *_precision(plan)]
 
 
 def check_restart(recipe: Recipe, saved_mesh: Mapping[str, int] | None) -> None:
@@ -69,14 +74,22 @@ def _divided_matrices(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
         yield f"{attention.kv_heads} key-value heads do not divide into tensor = {tensor} parts"
 
 
-def _degrees(recipe: Recipe) -> Iterator[str]:
+def _kinds(recipe: Recipe) -> Iterator[str]:
+    """Kinds of models that are not divided so."""
     plan = recipe.plan
-    others = {name: getattr(plan, name) for name in ("tensor", "zero") if getattr(plan, name) > (name == "tensor")}
-    stages_alone = plan.zero == 1 and plan.expert == plan.tensor == 1
     for name in ("pipeline", "expert"):
         value = getattr(plan, name)
         if value > 1 and isinstance(recipe.model, HuggingFaceTable):
             yield f"{name} = {value}: Hugging Face models are not divided so; use {name} = 1"
+    if plan.tensor > 1 and isinstance(recipe.model, DeepseekTable):
+        yield f"tensor = {plan.tensor}: the DeepSeek model has no tensor parallelism; use tensor = 1"
+
+
+def _degrees(plan: ParallelPlan) -> Iterator[str]:
+    others = {name: getattr(plan, name) for name in ("tensor", "zero") if getattr(plan, name) > (name == "tensor")}
+    stages_alone = plan.zero == 1 and plan.expert == plan.tensor == 1
+    for name in ("pipeline", "expert"):
+        value = getattr(plan, name)
         for other, degree in others.items() if value > 1 and not (name == "pipeline" and stages_alone) else ():
             yield f"{name} = {value} with {other} = {degree}: the trainer has either; use replicate, and {_OFF[other]}"
     again = plan.recompute if isinstance(plan.recompute, str) else ", ".join(sorted({*plan.recompute} - {"none"}))
@@ -85,8 +98,6 @@ def _degrees(recipe: Recipe) -> Iterator[str]:
             f"recompute = {again!r} with schedule = {plan.schedule!r}, which runs a backward pass in parts, "
             "each of which computes again; use recompute = 'none', or schedule = '1f1b'"
         )
-    if plan.tensor > 1 and isinstance(recipe.model, DeepseekTable):
-        yield f"tensor = {plan.tensor}: the DeepSeek model has no tensor parallelism; use tensor = 1"
 
 
 def _precision(plan: ParallelPlan) -> Iterator[str]:
