@@ -30,8 +30,10 @@ STEPS, SAVED, DIES = 15, 5, 3
 GPT: Final = {"kind": "gpt", "vocabulary": 256, "layers": 4, "heads": 2, "width": 16}
 DEEPSEEK: Final = {"kind": "deepseek", "preset": "tiny", "vocabulary": 256}
 ZBV: Final = {"pipeline": 2, "schedule": "zbv"}
+ZERO_1: Final = {"pipeline": 2, "shard": 2, "zero": 1}
 CHANGES: Final[dict[str, tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]]] = {
     "a V of stages, one rank, shards": (GPT, [(2, ZBV), (1, {}), (2, {"shard": 2, "zero": 3})]),
+    "stages with zero 1, one rank, and back": (GPT, [(4, ZERO_1), (1, {}), (4, ZERO_1)]),
     "stages, experts on ranks by their loads, one rank": (
         DEEPSEEK,
         [(2, {"pipeline": 2, "schedule": "1f1b"}), (2, {"replicate": 2, "expert": 2}), (1, {})],

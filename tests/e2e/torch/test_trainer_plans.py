@@ -34,7 +34,7 @@ PIPELINED_EXPERTS: Final = {"pipeline": 2, "replicate": 2, "expert": 2, "micro_b
 ONE: Final = {"micro_batch": 2}
 PLANS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "pp2xdp2": (GPT, {"pipeline": 2, "replicate": 2, "schedule": "zb-h1"}),
-    "pp2 with zero 1": (GPT, {"pipeline": 2, "shard": 2, "zero": 1, "schedule": "zbv", "micro_batch": 1}),
+    "pp2 with zero 1": (GPT, {"pipeline": 2, "shard": 2, "zero": 1, "schedule": "zb-h1", "micro_batch": 1}),
     "fsdp2xtp2": (GPT, {"shard": 2, "tensor": 2, "zero": 3}),
     "ep2xdp2": (DEEPSEEK, {"replicate": 4, "expert": 2}),
     "pp2xep2": (DEEPSEEK, {**PIPELINED_EXPERTS, "schedule": "1f1b"}),
