@@ -84,6 +84,12 @@ def test_nodes_partitions_and_reasons() -> None:
     assert parse_fleet("d|big|allocated|1.50K/0/0/2K\n", "")["d"].busy
 
 
+@pytest.mark.parametrize("flag", ["~", "#", "!", "%", "*"])
+def test_a_node_that_is_switched_off_or_does_not_answer_takes_no_job_now(flag: str) -> None:
+    fleet = parse_fleet(f"a|test|idle{flag}|0/4/0/4\nb|test|idle|0/4/0/4\n", "")
+    assert (fleet["a"].takes_jobs_now, fleet["b"].takes_jobs_now) == (False, True)
+
+
 def test_a_reason_with_a_line_break_says_nothing_of_another_node() -> None:
     forged = drain_reason("b", LOST)
     fleet = parse_fleet(ROWS, f"{REASONS}c|1795811460|evil\nb|1795811459|{forged}\n")
