@@ -92,8 +92,8 @@ class NodeOfSlurm:
     def look(self, step: Step, beside: tuple[HealthEvent, ...] = (), *, since_ns: int = 0) -> Decision:
         """The last decision, after it was carried out. A prolog or epilog without a fault asks Slurm nothing. `beside`:
         what others than the checks have found. `since_ns`: where it was validated, when that began: a fault that a
-        round has found meanwhile asks for another validation. Raises `FireflyerError`, a `Timeout` where the time was over; what
-        happened once and was not acted on then is kept for the next look."""
+        round has found meanwhile asks for another validation. Raises `FireflyerError`, a `Timeout` where the time was
+        over; what happened once and was not acted on then is kept for the next look."""
         with self._memory.alone(self._limit_s * _SHARE_OF_LOCK):
             rounds = self._memory.rounds()
             round_of_checks = rounds.run(self._policy, save=False, ends_s=self._tools_end_s, idle=self._idle)

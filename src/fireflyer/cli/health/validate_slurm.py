@@ -22,6 +22,7 @@ from fireflyer.cli.health.validation import (
     check_names,
     common,
     held,
+    keep,
     measure,
     say,
     told,
@@ -111,14 +112,17 @@ def slurm_nodes_command(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cancels what was submitted, as Ctrl-C
     ended: list[Ended[NodeReport]] = []
-    measured = NodeMeasurements(known)
+    measured = NodeMeasurements(known, only)
     try:
-        measure(validated, [job(name, only) for name in due], job, measured, ended)
-    finally:  # what was measured before Ctrl-C, or before Slurm did not answer, counts
-        code, found = told(measured, ended, records, as_json=as_json)
-    for name, events in found.items():
-        if at_fault(events):
-            _drain(slurm, name, worst_of(events), breaker_share, drain=drain)
+        try:
+            measure(validated, [job(name, only) for name in due], job, measured, ended)
+        finally:  # what was measured before Ctrl-C, or before Slurm did not answer, counts
+            code, found = told(measured, ended, as_json=as_json)
+        for name, events in found.items():
+            if at_fault(events):
+                _drain(slurm, name, worst_of(events), breaker_share, drain=drain)
+    finally:
+        keep(measured, records)
     return code
 
 
