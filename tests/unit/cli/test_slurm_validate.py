@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,7 @@ from tests.unit.cli.test_health_slurm import RAID, XID, Capture, Slurm, cluster,
 
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.cli.health import slurm_validate
-from fireflyer.cluster.agent.health_program import Printed
+from fireflyer.cluster.agent.health_program import Printed, run_health_program
 from fireflyer.cluster.core.slurm.drains import drain_reason
 
 __all__ = ["cluster", "node"]  # fixtures
@@ -148,12 +147,11 @@ def test_a_fault_that_a_round_has_found_under_load_keeps_the_node_out(
 ) -> None:
     """Slurm has been told of it, and it is not found again; its remedy comes first, or another validation."""
     drained(cluster, RAID)
-    run = slurm_validate.run_health_program
 
-    async def loads(program: Sequence[str], limit_ns: int, state: str) -> Printed:
+    async def loads(program: tuple[str, ...], limit_ns: int, state: str) -> Printed:
         remembers(node, event, repair=kept(node).repair)
         assert await asyncio.to_thread(slurm, node, "check") == 0
-        return await run(program, limit_ns, state)
+        return await run_health_program(program, limit_ns, state)
 
     monkeypatch.setattr(slurm_validate, "run_health_program", loads)
     assert validates(node, WELL, code=0) == 1
@@ -174,7 +172,6 @@ def test_a_node_that_was_slow_beside_its_peers_is_not_let_back_by_a_validation_w
     drained(cluster, slurm_validate.as_happened(msgspec.structs.replace(SLOW, cause=cause)))
     slurm(node, "check")
     slurm(node, "repair", "test")
-    monkeypatch.setattr(slurm_validate, "_PROGRAM", (slurm_validate.SHIPPED_VALIDATE,))
     monkeypatch.setattr(slurm_validate, "run_health_program", passes)
     assert slurm(node, "validate") == (1 if needs else 0)
     assert ("is seen beside its peers alone" in capsys.readouterr().err) == needs
