@@ -12,14 +12,17 @@ import contextlib
 import os
 import secrets
 import shlex
+import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, TransientError
+from fireflyer.base.errors import FireflyerError, PermanentError, TransientError, UsageError
+from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
 from fireflyer.cluster.core.slurm.fleet import FleetNode
@@ -28,7 +31,7 @@ from fireflyer.validators.cluster_tasks import Ended, Job
 from fireflyer.validators.core.validation.queue import ValidationQueue
 from fireflyer.validators.core.validation.reports import MAX_REPORT_BYTES, NodeReport, parse_node_report
 
-__all__ = ["Slurm", "job_arguments", "run_slurm_jobs"]
+__all__ = ["Slurm", "check_outputs", "job_arguments", "run_slurm_jobs"]
 
 LOOK_S: Final = 2.0
 _PATIENCE_NS: Final = 120 * SECOND
@@ -39,6 +42,8 @@ system does not show yet."""
 _NICE: Final = 1_000_000
 _LOST: Final = ("PREEMPTED", "CANCELLED", "NODE_FAIL", "DEADLINE")
 """States of jobs that something else has ended."""
+_PASSING: Final = ("COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT")
+"""States that pass by themselves; a job that is suspended or held may stay so for ever."""
 
 
 class Slurm(Protocol):
@@ -52,10 +57,11 @@ class Slurm(Protocol):
 
 class _Submitted(msgspec.Struct):
     job: Job
-    name: str
     output: str
+    number: int = 0
+    """0: Slurm has not said whether it has the job."""
     looks: int = 0
-    """While it waits, or while its file is not there."""
+    """While it waits, or while Slurm does not show it, or its file is not there."""
 
 
 def run_slurm_jobs(
@@ -69,35 +75,62 @@ def run_slurm_jobs(
     options: Sequence[str],
     say: Callable[[str], None],
 ) -> Iterator[Ended[NodeReport]]:
-    """As `cluster_tasks.run_jobs`. `outputs`: directory of the files of jobs, which their nodes have, too. `options`:
-    of `sbatch`, the site's. Raises `FireflyerError` where Slurm refuses a job, or does not answer for two minutes."""
-    running = _Running(slurm, {job.nodes: job for job in jobs}, outputs, apart, most_nodes, options, say)
+    """As `cluster_tasks.run_jobs`. `outputs`: directory that the nodes have, too, and that nobody else can change
+    (`check_outputs`); files of jobs are in a private one below it. `options`: of `sbatch`, the site's. A job that Slurm
+    refuses ends with its words. Raises `FireflyerError` where Slurm does not answer for two minutes."""
+    try:
+        directory = tempfile.mkdtemp(prefix="ff-validate-", dir=outputs)
+    except OSError as error:
+        raise translate_os_error(error, f"make a directory in {outputs}") from error
+    running = _Running(slurm, {job.nodes: job for job in jobs}, directory, apart, most_nodes, options, say)
     began_ns = heard_ns = time.monotonic_ns()
     try:
         while not running.queue.done:
+            failed: FireflyerError | None = None
             try:
-                yield from asyncio.run(running.look(late=time.monotonic_ns() - began_ns >= limit_ns))
+                asyncio.run(running.look(late=time.monotonic_ns() - began_ns >= limit_ns))
                 heard_ns = time.monotonic_ns()
-            except TransientError:
-                if time.monotonic_ns() - heard_ns > _PATIENCE_NS:
-                    raise
+            except FireflyerError as error:
+                failed = error
+            yield from running.taken()  # before the error: their files are gone
+            silent = time.monotonic_ns() - heard_ns > _PATIENCE_NS
+            if failed is not None and (silent or not isinstance(failed, TransientError)):
+                raise failed
             if not running.queue.done:
                 time.sleep(LOOK_S)
     finally:
         asyncio.run(running.stop())
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)  # stays with files of jobs that have written no report
+
+
+def check_outputs(directory: str) -> None:
+    """Raises `UsageError` for one that is none, or in which others could put a directory in the place of ours."""
+    try:
+        found = os.stat(directory)
+    except OSError:
+        found = None
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"--output {directory} is no directory; give one that the nodes have, too")
+    others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+    if others or found.st_uid not in (0, os.geteuid()):
+        raise UsageError(
+            f"--output {directory} can be changed by other users, who could write reports; give a directory of your own"
+        )
 
 
 def job_arguments(job: Job, name: str, output: str, options: Sequence[str]) -> tuple[str, ...]:
     """Of `sbatch`."""
     return (
         "--parsable", f"--job-name={name}", f"--nodes={len(job.nodes)}", f"--nodelist={','.join(job.nodes)}",
-        "--exclusive", "--no-requeue", f"--nice={_NICE}", "--chdir=/", f"--output={output}",
+        "--exclusive", "--mem=0", "--no-requeue", f"--nice={_NICE}", "--chdir=/", f"--output={output}",
         f"--time={-(-job.limit_ns // (60 * SECOND))}", *options,
     )  # fmt: skip
 
 
 class _Running:
-    """Which job of Slurm is of which validation."""
+    """Which job of Slurm is of which validation. Jobs are known by their names: a job is noted before it is submitted,
+    so one that Slurm has accepted without an answer is found again."""
 
     def __init__(
         self, slurm: Slurm, jobs: dict[tuple[str, ...], Job], outputs: str, apart: Collection[frozenset[str]],
@@ -105,69 +138,115 @@ class _Running:
     ) -> None:  # fmt: skip
         self.queue = ValidationQueue(jobs, apart, most_nodes=most_nodes)
         self._slurm, self._jobs, self._outputs, self._options, self._say = slurm, jobs, outputs, options, say
-        self._submitted: dict[int, _Submitted] = {}
+        self._submitted: dict[str, _Submitted] = {}
+        self._ended: list[Ended[NodeReport]] = []
 
-    async def look(self, *, late: bool) -> list[Ended[NodeReport]]:
-        """What has ended since; begins what can begin, or, where it is `late`, ends what has not begun."""
-        names = [one.name for one in self._submitted.values()]
-        found = {one.id: one for one in await self._slurm.jobs(names)} if names else {}
-        looked_at = [await self._looked_at(number, found.get(number), late=late) for number in list(self._submitted)]
-        ended = [one for one in looked_at if one is not None]
+    def taken(self) -> list[Ended[NodeReport]]:
+        """What has ended since."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    async def look(self, *, late: bool) -> None:
+        """Notes what has ended since; begins what can begin, or, where it is `late`, ends what has not begun. What was
+        done before an error stays done."""
+        names = list(self._submitted)
+        found = await self._slurm.jobs(names) if names else ()
+        for name in names:
+            await self._looked_at(name, self._said_of(name, found), late=late)
         if late:
             for waiting in self.queue.waiting:
-                self.queue.ended(waiting)
-                ended.append(Ended(self._jobs[waiting], None, "its node was not idle in time; see --wait"))
-            return ended
+                self._end(self._jobs[waiting], "its node was not idle in time; see --wait")
+            return
         fleet = await self._slurm.fleet()
-        for begun in self.queue.begin([node.name for node in fleet.values() if node.state == "idle" and node.answers]):
-            await self._submit(self._jobs[begun])
-        return ended
+        begun = self.queue.begin([node.name for node in fleet.values() if node.takes_jobs_now])
+        while begun:
+            try:
+                await self._submit(self._jobs[begun.pop(0)])
+            except TransientError:
+                for nodes in begun:
+                    self.queue.put_back(nodes)
+                raise
 
     async def stop(self) -> None:
         """At the end of a command too, where a Slurm that does not answer is no reason to say more: jobs have a time
         limit and a low priority."""
-        for number, one in self._submitted.items():
-            with contextlib.suppress(FireflyerError):
-                await self._slurm.cancel(number, one.name)
+        with contextlib.suppress(FireflyerError):
+            unknown = [name for name, one in self._submitted.items() if not one.number]
+            found = await self._slurm.jobs(unknown) if unknown else ()
+            for name in unknown:
+                self._said_of(name, found)
+        for name, one in self._submitted.items():
+            if one.number:
+                with contextlib.suppress(FireflyerError):
+                    await self._slurm.cancel(one.number, name)
+            _remove(one.output)
 
     async def _submit(self, job: Job) -> None:
         name = f"ff-validate-{secrets.token_hex(4)}"
-        output = os.path.join(self._outputs, f"{name}.out")
+        one = self._submitted[name] = _Submitted(job, os.path.join(self._outputs, f"{name}.out"))
         script = f"#!/bin/sh\nexec {shlex.join([sys.executable, '-P', '-m', 'fireflyer.validators.task', *job.args])}\n"
-        number = await self._slurm.submit(job_arguments(job, name, output, self._options), script, None)
-        self._submitted[number] = _Submitted(job, name, output)
-        self._say(f"job {number} validates {' and '.join(job.nodes)}")
+        try:
+            one.number = await self._slurm.submit(job_arguments(job, name, one.output, self._options), script, None)
+        except PermanentError as error:
+            del self._submitted[name]
+            self._end(job, f"Slurm refuses its job: {error}")
+            return
+        self._say(f"job {one.number} validates {' and '.join(job.nodes)}")
 
-    async def _looked_at(self, number: int, said: SlurmJob | None, *, late: bool) -> Ended[NodeReport] | None:
-        one = self._submitted[number]
+    def _said_of(self, name: str, found: Sequence[SlurmJob]) -> SlurmJob | None:
+        """Any user may give a job this name: it is ours by its number, or, where that is not known, by its owner."""
+        one = self._submitted[name]
+        for said in found:
+            if said.name == name and (said.id == one.number if one.number else said.uid == os.geteuid()):
+                one.number = said.id
+                return said
+        return None
+
+    async def _looked_at(self, name: str, said: SlurmJob | None, *, late: bool) -> None:
+        one = self._submitted[name]
+        if not one.number:
+            one.looks += 1
+            if one.looks >= _WAITS:
+                self._interrupted(name)
+            return
         if said is not None and said.phase is not Phase.ENDED:
-            one.looks += said.phase is Phase.WAITING
-            if said.phase is Phase.WAITING and (late or one.looks >= _WAITS):
-                await self._slurm.cancel(number, one.name)
-                return self._interrupted(number)
-            return None
+            waits = said.phase is Phase.WAITING
+            one.looks += waits
+            stays = said.phase is Phase.UNCLEAR and said.state not in _PASSING
+            if stays or (waits and (late or one.looks >= _WAITS)):
+                await self._slurm.cancel(one.number, name)
+                self._interrupted(name)
+            return
         state = said.state if said is not None else "forgotten by Slurm"
         report = parse_node_report(_text(one.output))
         if report is None and state == "COMPLETED" and one.looks < _WAITS:
             one.looks += 1
-            return None
+            return
         if report is None and state in _LOST:
-            return self._interrupted(number)
-        del self._submitted[number]
-        self.queue.ended(one.job.nodes)
+            self._interrupted(name)
+            return
+        del self._submitted[name]
         if report is None:
-            return Ended(one.job, None, f"job {number} is {state}, and has written no report; see {one.output}")
-        with contextlib.suppress(OSError):
-            os.unlink(one.output)
-        return Ended(one.job, report, "")
+            self._end(one.job, f"job {one.number} is {state}, and has written no report; see {one.output}")
+            return
+        self.queue.ended(one.job.nodes)
+        self._ended.append(Ended(one.job, report, ""))
+        _remove(one.output)
 
-    def _interrupted(self, number: int) -> Ended[NodeReport] | None:
-        one = self._submitted.pop(number)
-        with contextlib.suppress(OSError):
-            os.unlink(one.output)
-        if self.queue.interrupted(one.job.nodes):
-            return None
-        return Ended(one.job, None, "other jobs have interrupted it again and again")
+    def _end(self, job: Job, why_not: str) -> None:
+        self.queue.ended(job.nodes)
+        self._ended.append(Ended(job, None, why_not))
+
+    def _interrupted(self, name: str) -> None:
+        one = self._submitted.pop(name)
+        _remove(one.output)
+        if not self.queue.interrupted(one.job.nodes):
+            self._ended.append(Ended(one.job, None, "other jobs have interrupted it again and again"))
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _text(path: str) -> str:

@@ -151,7 +151,7 @@ def test_a_second_command_with_the_same_records_validates_nothing(platform: Runn
     with open(tmp_path / "validation.jsonl.lock", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         _, err = ended(start(platform, tmp_path, "nodes", *QUICK), 3)
-    assert err.startswith("error: another `ff validate nodes` uses validation.jsonl; wait for its end")
+    assert err.startswith("error: another `ff validate` uses validation.jsonl; wait for its end")
     assert len(platform.client().tasks(name="validate").tasks) == before
 
 

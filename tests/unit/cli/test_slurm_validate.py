@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.unit.cli.test_health_slurm import RAID, XID, Capture, Slurm, cluster, kept, node, shown, slurm
+from tests.unit.cli.test_health_slurm import RAID, XID, Capture, Slurm, cluster, kept, node, remembers, shown, slurm
 
 from fireflyer.base.health_event import HealthEvent
+from fireflyer.cli.health import slurm_validate
+from fireflyer.cluster.agent.health_program import Printed, run_health_program
 from fireflyer.cluster.core.slurm.drains import drain_reason
 
 __all__ = ["cluster", "node"]  # fixtures
@@ -17,6 +20,7 @@ __all__ = ["cluster", "node"]  # fixtures
 SLOW = HealthEvent(
     check="cpu_stress", severity="low", cause="cpu_gemm_flop_per_s", words="80 % below its peers", seen_ns=1
 )
+OTHER = msgspec.structs.replace(XID, check="site_event", cause="", severity="low")
 WELL = HealthEvent(check="memory", severity="ok", words="as written", seen_ns=1)
 
 
@@ -61,7 +65,7 @@ def test_a_node_that_fails_its_validation_stays_with_its_figure_and_the_next_rem
     assert validates(node, WELL, SLOW, code=2) == 2
     assert ran(node)
     assert not [one for one in cluster.told() if "UNDRAIN" in one]
-    assert cluster.reason.startswith("ff: validation: cpu_stress: 80 % below its peers; validate it (")
+    assert cluster.reason.startswith("ff: validation: cpu_stress: 80 % below its peers; cause cpu_gemm_flop_per_s; ")
     assert kept(node).pending == (), "Slurm has it"
     assert slurm(node, "check") == 0
     assert "; reboot is due; validate it (" in cluster.reason
@@ -118,6 +122,65 @@ def test_without_that_option_checks_that_pass_are_enough(node: Path, cluster: Sl
     drained(cluster, RAID)
     assert slurm(node, "check") == 0
     assert cluster.told() == ["scontrol update NodeName=me State=UNDRAIN"]
+
+
+# --- rounds of the checks, meanwhile ---
+
+
+def test_a_round_lets_no_node_serve_while_validators_load_it(node: Path, cluster: Slurm, capsys: Capture) -> None:
+    """Without --needs-validation its checks that pass would be enough."""
+    drained(cluster, RAID)
+    assert slurm(node, "check", "--needs-validation") == 0
+    with open(node / "state" / "slurm" / "validate.lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert slurm(node, "check") == 0
+        assert slurm(node, "resume") == 1
+    assert "validators load it now: it stays" in capsys.readouterr().out
+    assert cluster.told() == []
+    assert slurm(node, "check") == 0
+    assert cluster.told() == ["scontrol update NodeName=me State=UNDRAIN"]
+
+
+@pytest.mark.parametrize(("event", "remedy"), [(XID, "reboot"), (OTHER, "")])
+def test_a_fault_that_a_round_has_found_under_load_keeps_the_node_out(
+    node: Path, cluster: Slurm, capsys: Capture, monkeypatch: pytest.MonkeyPatch, event: HealthEvent, remedy: str
+) -> None:
+    """Slurm has been told of it, and it is not found again; its remedy comes first, or another validation."""
+    drained(cluster, RAID)
+
+    async def loads(program: tuple[str, ...], limit_ns: int, state: str) -> Printed:
+        remembers(node, event, repair=kept(node).repair)
+        assert await asyncio.to_thread(slurm, node, "check") == 0
+        return await run_health_program(program, limit_ns, state)
+
+    monkeypatch.setattr(slurm_validate, "run_health_program", loads)
+    assert validates(node, WELL, code=0) == 1
+    assert kept(node).pending == (), "the round has acted on it"
+    assert not [one for one in cluster.told() if "UNDRAIN" in one]
+    shown_now = shown(node, capsys)
+    assert f"{remedy} is due" in shown_now if remedy else "is due" not in shown_now
+    monkeypatch.undo()
+
+
+# --- what is seen beside peers alone ---
+
+
+@pytest.mark.parametrize(("cause", "needs"), [("cpu_gemm_flop_per_s", True), ("corruption", True), ("", False)])
+def test_a_node_that_was_slow_beside_its_peers_is_not_let_back_by_a_validation_without_them(
+    node: Path, cluster: Slurm, capsys: Capture, monkeypatch: pytest.MonkeyPatch, cause: str, needs: bool
+) -> None:
+    drained(cluster, slurm_validate.as_happened(msgspec.structs.replace(SLOW, cause=cause)))
+    slurm(node, "check")
+    slurm(node, "repair", "test")
+    monkeypatch.setattr(slurm_validate, "run_health_program", passes)
+    assert slurm(node, "validate") == (1 if needs else 0)
+    assert ("is seen beside its peers alone" in capsys.readouterr().err) == needs
+    assert slurm(node, "validate", "--", "ff", "validate", "--peers", "/shared/records.jsonl") == 0
+    assert "UNDRAIN" in cluster.told()[-1]
+
+
+async def passes(*_: object) -> Printed:
+    return Printed((), 0)
 
 
 def test_two_timers_validate_a_node_once(node: Path, cluster: Slurm, capsys: Capture) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from fireflyer.base.errors import NoSpace
 from fireflyer.cli import main
+from fireflyer.cli.health.validation import held
 from fireflyer.cluster.core.slurm.drains import is_own
 from fireflyer.cluster.core.slurm.fleet import FleetNode
 from fireflyer.validators import slurm_jobs
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.core.validation.reports import NodeReport, report_line
+from fireflyer.validators.stress import record_file
 from fireflyer.validators.stress.record_file import append_record, read_records
 
 Capture = pytest.CaptureFixture[str]
@@ -118,3 +123,31 @@ def test_wrong_words_are_refused_before_anything_is_submitted(site: Path, capsys
         assert validate(site, *options) == 3
         assert said in capsys.readouterr().err
     assert calls(site) == []
+
+
+def test_a_node_at_fault_is_drained_also_where_nothing_can_be_recorded(
+    site: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def full(_path: str, one: NodeRecord) -> None:
+        asked.append(one.node)
+        raise NoSpace("write records.jsonl: no space left on device")
+
+    monkeypatch.setattr(record_file, "append_record", full)
+    (site / "slurm" / "idle").write_text("a b c\n")
+    measures(site, "b", 40.0)
+    measures(site, "c", 100.0)
+    assert validate(site, "--node", "a", "--node", "b", "--node", "c", "--drain") != 0
+    assert asked == ["a", "c"]
+    assert [one for one in calls(site) if one.startswith("scontrol update NodeName=b State=DRAIN")]
+    assert "no space left on device" in capsys.readouterr().err
+
+
+def test_whoever_may_write_the_records_may_lock_them(site: Path, capsys: Capture) -> None:
+    records = site / "records.jsonl"
+    os.chmod(records, 0o660)
+    with held(str(records)):
+        assert stat.S_IMODE(os.stat(f"{records}.lock").st_mode) == 0o660
+        assert validate(site, "--node", "a") != 0
+    assert f"another `ff validate` uses {records}" in capsys.readouterr().err

@@ -21,6 +21,8 @@ from fireflyer.cluster.core.slurm.drains import (
     drained_since_s,
     is_own,
     jobs_to_requeue,
+    reason_fault,
+    reason_with_remedy,
 )
 from fireflyer.cluster.core.slurm.findings import Evidence
 from fireflyer.cluster.core.slurm.fleet import FleetNode, NodeJob, parse_drains, parse_fleet, parse_node_jobs
@@ -72,6 +74,19 @@ def found(*events: HealthEvent) -> Evidence:
     return Evidence(events, passed=False)
 
 
+@pytest.mark.parametrize("words", ["slow", "w" * 300])
+def test_a_reason_has_the_cause_of_what_validators_found_also_when_it_is_written_anew(words: str) -> None:
+    """A node that has forgotten its repair has the remedy of that cause."""
+    slow = msgspec.structs.replace(fault("validation", "low", cause="x_per_s", words=words), once=True)
+    drained = own(slow)
+    again = msgspec.structs.replace(drained, reason=reason_with_remedy(drained, "field diagnosis"))
+    for one in (drained, again):
+        assert is_own(one)
+        said = reason_fault(one, NOW_S)
+        assert (said.check, said.cause) == ("validation", "x_per_s")
+    assert again.reason.rpartition(" (")[0].endswith("; cause x_per_s; field diagnosis is due; validate it")
+
+
 # --- what Slurm prints ---
 
 
@@ -82,6 +97,12 @@ def test_nodes_partitions_and_reasons() -> None:
     assert (fleet["b"].drains, fleet["b"].busy, fleet["c"].drains) == (True, True, True)
     assert (fleet["c"].answers, fleet["c"].busy) == (False, False)
     assert parse_fleet("d|big|allocated|1.50K/0/0/2K\n", "")["d"].busy
+
+
+@pytest.mark.parametrize("flag", ["~", "#", "!", "%", "*"])
+def test_a_node_that_is_switched_off_or_does_not_answer_takes_no_job_now(flag: str) -> None:
+    fleet = parse_fleet(f"a|test|idle{flag}|0/4/0/4\nb|test|idle|0/4/0/4\n", "")
+    assert (fleet["a"].takes_jobs_now, fleet["b"].takes_jobs_now) == (False, True)
 
 
 def test_a_reason_with_a_line_break_says_nothing_of_another_node() -> None:

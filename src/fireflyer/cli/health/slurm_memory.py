@@ -15,17 +15,20 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
+from fireflyer.base.os_errors import translate_os_error
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.slurm.node_record import DrainRecord
 from fireflyer.cluster.core.slurm.repair import NodeRepair
 from fireflyer.validators.checks.rounds import HealthRounds
 from fireflyer.validators.checks.state_file import KeptFile, StateFile
 
-__all__ = ["DIRECTORY", "NodeMemory", "person"]
+__all__ = ["DIRECTORY", "NodeMemory", "person", "validating"]
 
 DIRECTORY: Final = "slurm"
 """Below that of `ff health`, which would take events from these rounds if they shared their counters."""
 _LOCK: Final = "slurm.lock"
+_VALIDATION_LOCK: Final = "validate.lock"
+"""Held while validators load the node, and until what they have found is acted on."""
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 60.0
 """Of a person; a round takes no longer."""
@@ -66,6 +69,15 @@ class NodeMemory:
         finally:
             if fd is not None:
                 os.close(fd)
+
+    def is_under_validation(self) -> bool:
+        with contextlib.suppress(OSError):
+            fd = os.open(os.path.join(self._directory, _VALIDATION_LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                return not _locked(fd, 0)
+            finally:
+                os.close(fd)
+        return False
 
     def rounds(self) -> HealthRounds:
         rounds = HealthRounds(self._counters)
@@ -135,6 +147,20 @@ class NodeMemory:
         except OSError as error:
             self._fail(f"another round may run beside this one: {path}: {(error.strerror or '').lower()}")
             return None
+
+
+@contextlib.contextmanager
+def validating(state: str) -> Iterator[bool]:
+    """False: another process validates the node. Raises `FireflyerError`."""
+    path = os.path.join(state, DIRECTORY, _VALIDATION_LOCK)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise translate_os_error(error, f"lock {path}") from error
+    try:
+        yield _locked(fd, 0)
+    finally:
+        os.close(fd)
 
 
 def _locked(fd: int, limit_s: float) -> bool:

@@ -86,11 +86,14 @@ class NodeOfSlurm:
         """Of the full round."""
         self.state = ""
         """One of `SLURM_STATES` as the look has left the node; empty: Slurm was not asked."""
+        self.drained_for: HealthEvent | None = None
+        """The fault that our reason says, where no further one was found."""
 
-    def look(self, step: Step, beside: tuple[HealthEvent, ...] = ()) -> Decision:
+    def look(self, step: Step, beside: tuple[HealthEvent, ...] = (), *, since_ns: int = 0) -> Decision:
         """The last decision, after it was carried out. A prolog or epilog without a fault asks Slurm nothing. `beside`:
-        what others than the checks have found. Raises `FireflyerError`, a `Timeout` where the time was over; what
-        happened once and was not acted on then is kept for the next look."""
+        what others than the checks have found. `since_ns`: where it was validated, when that began: a fault that a
+        round has found meanwhile asks for another validation. Raises `FireflyerError`, a `Timeout` where the time was
+        over; what happened once and was not acted on then is kept for the next look."""
         with self._memory.alone(self._limit_s * _SHARE_OF_LOCK):
             rounds = self._memory.rounds()
             round_of_checks = rounds.run(self._policy, save=False, ends_s=self._tools_end_s, idle=self._idle)
@@ -99,6 +102,9 @@ class NodeOfSlurm:
             found = findings_in(self.events)
             self._boot = rounds.evidence.boot if rounds.evidence is not None else ""
             sure = self._sure(step, found)
+            if step == "validated" and self._repair.last_fault_ns >= since_ns:
+                self._log.say("a fault was found while it was validated")
+                step = "validate"
             done = None
             if sure:
                 done = self._act(step, sure, found, rounds)
@@ -106,7 +112,7 @@ class NodeOfSlurm:
                 self._save(rounds)
             faults = self._confirmed(rounds, found.faults)
             more = [event for event in faults if event not in sure]
-            if more or (done is None and step in ("check", "validate", "resume")):
+            if more or (done is None and step in ("check", "validate", "validated", "resume")):
                 self._record = self._record.with_events(more, self._boot, _now_s())
                 done = self._act(step, (*sure, *more), found, rounds)
             return done or Decision()
@@ -176,6 +182,10 @@ class NodeOfSlurm:
             fleet = await self._commands.fleet(self._name)
             node = fleet.get(self._name)
             if node is not None and is_own(node):
+                if step not in ("validate", "validated") and self._memory.is_under_validation():
+                    self._log.say("drained by ff; validators load it now: it stays")
+                    return Decision()
+                self.drained_for = reason_fault(node, _now_s())
                 evidence = evidence._replace(repair=self._repair_of(node, evidence), remedy=self._repair.remedy_due)
                 decision = self._decided(step, fleet, evidence)
                 if decision.drain:
@@ -185,12 +195,12 @@ class NodeOfSlurm:
                 self._record = self._record.acted().serving()
                 done = await self._serve_again(node, decision)
                 if done.undrain:
-                    self._repair.returned(time.time_ns(), by=person() if step == "resume" else "")
+                    self._repair.returned(time.time_ns(), by=person() if step in ("validated", "resume") else "")
                 return done
         else:
             self._record = self._record.serving()
             self._repair.serving(time.time_ns())
-        if step == "resume":
+        if step in ("validated", "resume"):
             raise UsageError(f"node {self._name} is not drained by ff; `scontrol` resumes what others drained")
         return Decision()
 

@@ -1,18 +1,18 @@
 """`ff health slurm validate`: validates this node, where its return waits for nothing else.
 
-    round ──> drained by ff, idle, well, no remedy due? ──> validators ──┬─> in order: as `resume`
+    round ──> drained by ff, idle, well, no remedy due? ──> validators ──┬─> in order, and still so: it serves
                                                                          └─> a fault: in the reason, the next remedy
 
 Slurm starts no job on a drained node, and ends its HealthCheckProgram after a minute: so a timer of the node runs this.
-Rounds of the checks go on meanwhile; what they find is found before the node serves.
+Rounds of the checks go on meanwhile, and let no node serve: what they find has its remedy before the node does, and is
+a fault under load, after which a validation says nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -20,10 +20,9 @@ import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.health_event import SEVERITIES, HealthEvent
-from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cli.health.slurm_log import SlurmLog
-from fireflyer.cli.health.slurm_memory import DIRECTORY
+from fireflyer.cli.health.slurm_memory import validating
 from fireflyer.cli.health.slurm_node import NodeOfSlurm
 from fireflyer.cluster.agent.health import validation_event
 from fireflyer.cluster.agent.health_program import Printed, run_health_program
@@ -34,7 +33,6 @@ __all__ = ["as_happened", "validate_node"]
 _PROGRAM: Final = (SHIPPED_VALIDATE, "--time", "1m")
 _LIMIT_NS: Final = 2 * 3600 * SECOND
 """Of the validators: what goes on then hangs."""
-_LOCK: Final = "validate.lock"
 _FAULT: Final = 2
 
 
@@ -42,23 +40,42 @@ def validate_node(looking: Callable[[], NodeOfSlurm], program: tuple[str, ...], 
     """The exit code: 0, there was nothing to validate, or the node serves again; 1, it came to no result; 2, a fault.
     `looking` makes what looks at the node, from now. Raises `FireflyerError`."""
     program = program or _PROGRAM
-    if not looking().look("validate").validate:
+    first = looking()
+    if not first.look("validate").validate:
         return 0
-    with _alone(os.path.join(state, DIRECTORY)) as alone:
+    if first.drained_for is not None and _needs_peers(first.drained_for) and not _may_have_peers(program):
+        log.fail(
+            f"this node stays drained: {first.drained_for.cause} is seen beside its peers alone; say which, as in "
+            "`ff health slurm validate -- ff validate --json --time 1m --peers FILE`"
+        )
+        return 1
+    with validating(state) as alone:
         if not alone:
             log.say("another `ff health slurm validate` is validating this node")
             return 0
+        began_ns = time.time_ns()
         log.say(f"{' '.join(program)} validates this node")
         printed = asyncio.run(run_health_program(program, _LIMIT_NS, state))
-    event = _event_of(printed, program)
-    if event.could_not_run:
-        log.fail(f"this node could not be validated, and stays drained: {event.words}")
-        return 1
-    if event.severity in ("ok", "warn"):
-        log.say(f"this node was validated: {event.words}")
-        return 0 if looking().look("resume").undrain else 1
-    looking().look("check", beside=(event,))
+        event = _event_of(printed, program)
+        if event.could_not_run:
+            log.fail(f"this node could not be validated, and stays drained: {event.words}")
+            return 1
+        if event.severity in ("ok", "warn"):
+            log.say(f"this node was validated: {event.words}")
+            return 0 if looking().look("validated", since_ns=began_ns).undrain else 1
+        looking().look("check", beside=(event,))
     return _FAULT
+
+
+def _needs_peers(fault: HealthEvent) -> bool:
+    """A validation alone on the node cannot find it: a figure is low, or a result is another one, beside others."""
+    return fault.check == VALIDATION and (fault.cause.endswith("_per_s") or fault.cause == "corruption")
+
+
+def _may_have_peers(program: tuple[str, ...]) -> bool:
+    """What another program than `ff validate` does is the site's matter."""
+    is_ours = program[0] == SHIPPED_VALIDATE or "validate" in program[1:2]
+    return not is_ours or any(word.partition("=")[0] == "--peers" for word in program)
 
 
 def _event_of(printed: Printed, program: tuple[str, ...]) -> HealthEvent:
@@ -82,25 +99,3 @@ def _told(printed: Printed) -> Iterator[HealthEvent]:
     for line in printed.lines:
         with contextlib.suppress(*DECODE_ERRORS):
             yield msgspec.json.decode(line, type=HealthEvent)
-
-
-@contextlib.contextmanager
-def _alone(directory: str) -> Iterator[bool]:
-    """Raises `FireflyerError`."""
-    path = os.path.join(directory, _LOCK)
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise translate_os_error(error, f"lock {path}") from error
-    try:
-        yield _locked(fd)
-    finally:
-        os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

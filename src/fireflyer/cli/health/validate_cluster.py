@@ -22,6 +22,7 @@ from fireflyer.cli.health.validation import (
     check_names,
     common,
     held,
+    keep,
     measure,
     say,
     shown,
@@ -105,7 +106,7 @@ def nodes_command(
     most = at_once or max(1, len(nodes) // 20)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops what was submitted, as Ctrl-C
     ended: list[Ended[NodeReport]] = []
-    measured = NodeMeasurements(known)
+    measured = NodeMeasurements(known, only)
 
     def validated(jobs: Sequence[Job]) -> Iterator[Ended[NodeReport]]:
         return run_jobs(client, jobs, parse_node_report, groups, most_nodes=most, limit_ns=limit, say=say)
@@ -114,10 +115,13 @@ def nodes_command(
         return _job((name,), nodes, [*shared, *(f"--only={one}" for one in low)], directory, limit_ns)
 
     try:
-        measure(validated, jobs, again, measured, ended)
-    finally:  # what was measured before Ctrl-C, or before no manager answered, counts
-        code, found = told(measured, ended, records, as_json=as_json)
-    _propose(client, [node for node, events in found.items() if at_fault(events)], found, nodes, drain=drain)
+        try:
+            measure(validated, jobs, again, measured, ended)
+        finally:  # what was measured before Ctrl-C, or before no manager answered, counts
+            code, found = told(measured, ended, as_json=as_json)
+        _propose(client, [node for node, events in found.items() if at_fault(events)], found, nodes, drain=drain)
+    finally:
+        keep(measured, records)
     return code
 
 

@@ -22,6 +22,7 @@ from fireflyer.cli.health.validation import (
     check_names,
     common,
     held,
+    keep,
     measure,
     say,
     told,
@@ -81,13 +82,12 @@ def slurm_nodes_command(
     from fireflyer.validators.cluster_tasks import Job
     from fireflyer.validators.core.validation.node_measurements import NodeMeasurements
     from fireflyer.validators.core.validation.queue import due_nodes
-    from fireflyer.validators.slurm_jobs import run_slurm_jobs
+    from fireflyer.validators.slurm_jobs import check_outputs, run_slurm_jobs
     from fireflyer.validators.stress import run
     from fireflyer.validators.stress.record_file import read_records
 
     check_names(only)
-    if not os.path.isdir(outputs):
-        raise UsageError(f"--output {outputs} is no directory; give one that the nodes have, too")
+    check_outputs(outputs)
     slurm = SlurmCommands(os.environ.get("PATH", os.defpath), _SLURM_LIMIT_NS)
     click.get_current_context().with_resource(held(records))
     known = read_records(records)
@@ -112,14 +112,17 @@ def slurm_nodes_command(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cancels what was submitted, as Ctrl-C
     ended: list[Ended[NodeReport]] = []
-    measured = NodeMeasurements(known)
+    measured = NodeMeasurements(known, only)
     try:
-        measure(validated, [job(name, only) for name in due], job, measured, ended)
-    finally:  # what was measured before Ctrl-C, or before Slurm did not answer, counts
-        code, found = told(measured, ended, records, as_json=as_json)
-    for name, events in found.items():
-        if at_fault(events):
-            _drain(slurm, name, worst_of(events), breaker_share, drain=drain)
+        try:
+            measure(validated, [job(name, only) for name in due], job, measured, ended)
+        finally:  # what was measured before Ctrl-C, or before Slurm did not answer, counts
+            code, found = told(measured, ended, as_json=as_json)
+        for name, events in found.items():
+            if at_fault(events):
+                _drain(slurm, name, worst_of(events), breaker_share, drain=drain)
+    finally:
+        keep(measured, records)
     return code
 
 
@@ -131,7 +134,7 @@ def _chosen(fleet: dict[str, FleetNode], partition: str | None, names: Sequence[
     there = [node for node in fleet.values() if partition is None or partition in node.partitions]
     if not there:
         raise UsageError(f"Slurm has no node in a partition {partition}; `sinfo` lists them")
-    return list(names) or [node.name for node in there if node.answers and node.state in _SERVES]
+    return list(names) or [node.name for node in there if node.answers and node.powered and node.state in _SERVES]
 
 
 def _drain(slurm: SlurmCommands, name: str, fault: HealthEvent, share: float, *, drain: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -10,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from fireflyer.base.errors import Busy, UsageError
+from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cli.numbers import Duration
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from fireflyer.validators.core.validation.reports import NodeReport
 
 __all__ = [
-    "MAX_REASON", "SLACK_NS", "at_fault", "check_names", "common", "held", "measure", "say", "shown", "told",
+    "MAX_REASON", "SLACK_NS", "at_fault", "check_names", "common", "held", "keep", "measure", "say", "shown", "told",
     "worst_of",
 ]  # fmt: skip
 
@@ -55,21 +57,24 @@ def check_names(only: Sequence[str]) -> None:
 
 def held(records: str) -> IO[bytes]:
     """The lock of a command of the file of records, which can be written to: no other such command uses the file, as
-    what must be apart is known within one alone. The lock is beside the file, which is replaced when it is compacted.
-    Raises `FireflyerError`."""
+    what must be apart is known within one alone. The lock is beside the file, which is replaced when it is compacted;
+    who may write to the file may lock it. Raises `FireflyerError`."""
     from fireflyer.base.os_errors import translate_os_error
 
     try:
-        with open(records, "ab"):
-            pass
+        with open(records, "ab") as there:
+            like = os.fstat(there.fileno())
         file = open(f"{records}.lock", "ab")  # noqa: SIM115 - the caller closes it
+        with contextlib.suppress(OSError):  # of another user, who has done it
+            os.fchown(file.fileno(), -1, like.st_gid)
+            os.fchmod(file.fileno(), like.st_mode & 0o666)
     except OSError as error:
         raise translate_os_error(error, f"open {records}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise Busy(f"another `ff validate nodes` uses {records}; wait for its end, or give another --records") from None
+        raise Busy(f"another `ff validate` uses {records}; wait for its end, or give another --records") from None
     return file
 
 
@@ -94,18 +99,30 @@ def measure(
 
 
 def told(
-    measured: NodeMeasurements, ended: Sequence[Ended[NodeReport]], records: str, *, as_json: bool
+    measured: NodeMeasurements, ended: Sequence[Ended[NodeReport]], *, as_json: bool
 ) -> tuple[int, dict[str, list[HealthEvent]]]:
-    """The exit code, and the events of each node; records of nodes that are in order are appended. Raises
-    `FireflyerError`."""
+    """The exit code, and the events of each node."""
+    found = measured.events()
+    return shown(found, ended, as_json=as_json), found
+
+
+def keep(measured: NodeMeasurements, records: str) -> None:
+    """Appends the records of nodes that are in order; after the nodes at fault are dealt with, as a disk may be full.
+    Raises `FireflyerError`, when all were tried."""
     from fireflyer.validators.stress.record_file import append_record
 
-    found = measured.events()
-    code = shown(found, ended, as_json=as_json)
+    found, failed = measured.events(), None
     for record in measured.records():
-        if not at_fault(found[record.node]):
+        if at_fault(found[record.node]):
+            continue
+        try:
             append_record(records, record)
-    return code, found
+        except Busy:  # a minute each
+            raise
+        except FireflyerError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def at_fault(events: Sequence[HealthEvent]) -> bool:

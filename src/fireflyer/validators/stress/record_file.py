@@ -49,8 +49,8 @@ def read_records(path: str) -> list[NodeRecord]:
 
 
 def append_record(path: str, record: NodeRecord) -> None:
-    """Makes the file where there is none. Raises `FireflyerError`, a `Busy` where another process holds its lock for a
-    minute."""
+    """Makes the file where there is none. A file that cannot be compacted grows on, and is read from its newest
+    records. Raises `FireflyerError`, a `Busy` where another process holds its lock for a minute."""
     path = os.path.realpath(path)  # a link stays, and leads to the new file
     line = msgspec.json.encode(record) + b"\n"
     try:
@@ -59,7 +59,8 @@ def append_record(path: str, record: NodeRecord) -> None:
                 _cut_torn_line(fd)
             _write(fd, line)
             if alone and os.fstat(fd).st_size > MAX_RECORD_BYTES:
-                _compact(path, fd)
+                with contextlib.suppress(OSError, FireflyerError):  # the record is there
+                    _compact(path, fd)
     except FireflyerError:
         raise
     except OSError as error:
@@ -74,9 +75,10 @@ def _newest_lines(path: str, most_bytes: int) -> tuple[Sequence[bytes], int, str
             if older_bytes:
                 file.seek(older_bytes - 1)
                 file.readline(most_bytes + 1)  # the rest of the record that begins before
-            lines = file.read(most_bytes).splitlines()
+            text = file.read(most_bytes)
     except OSError as error:
         raise translate_os_error(error, f"read {path}") from error
+    lines = text[: text.rfind(b"\n") + 1].splitlines()  # a torn line is cut off by who appends next
     older = max(0, len(lines) - MAX_RECORDS)
     return lines[older:], older + 1, f" of its last {most_bytes >> 20} MiB" if older_bytes else ""
 
@@ -150,23 +152,32 @@ def _compact(path: str, fd: int) -> None:
     lines, first, where = _newest_lines(path, MAX_RECORD_BYTES + _MAX_LINE_BYTES)  # all of them, but of an old file
     kept = _to_keep(path, lines, first, where)
     new = f"{path}.new"
-    mode = os.fstat(fd)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)  # of a process that died
-    copy = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(copy, "wb") as file:
-        file.writelines(line + b"\n" for line in kept)
-        file.flush()
-        os.fchmod(copy, mode.st_mode & 0o777)
-        if (mode.st_uid, mode.st_gid) != (os.geteuid(), os.getegid()):
-            os.fchown(copy, mode.st_uid, mode.st_gid)
-        os.fsync(copy)
-    os.rename(new, path)
+    try:
+        _write_new(new, kept, os.fstat(fd))
+        os.rename(new, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _write_new(new: str, kept: Sequence[bytes], like: os.stat_result) -> None:
+    """Of the same owner: who may not give it to the owner of the old file leaves this to others."""
+    copy = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(copy, "wb") as file:
+        file.writelines(line + b"\n" for line in kept)
+        file.flush()
+        os.fchmod(copy, like.st_mode & 0o777)
+        if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
+            os.fchown(copy, like.st_uid, like.st_gid)
+        os.fsync(copy)
 
 
 def _to_keep(path: str, lines: Sequence[bytes], first: int, where: str) -> list[bytes]:

@@ -99,6 +99,14 @@ def test_a_link_whose_nodes_were_needed_meanwhile_is_warned_of() -> None:
     assert found.events(1)["n1 n2"][0].words.endswith("it could not be measured again")
 
 
+def test_a_link_whose_two_measurements_do_not_agree_is_warned_of() -> None:
+    found = of_a_leaf(n1_n2=0.5)
+    again(found, USUAL)
+    for pair in found.to_repeat():
+        found.again(pair, None)
+    assert told(found) == {"n1 n2": ["warn"]}
+
+
 def test_wrong_blocks_of_a_repetition_count() -> None:
     found = of_a_leaf(n1_n2=0.5)
     again(found, USUAL, wrong=3)

@@ -171,6 +171,31 @@ def test_a_line_that_a_dying_process_has_begun_is_cut_off(path: str) -> None:
     assert told(path) == [("n0", 1), ("n2", 1)]
 
 
+def test_who_reads_leaves_out_a_line_that_a_dying_process_has_begun(path: str) -> None:
+    append_record(path, record("n0"))
+    with open(path, "ab") as file:
+        file.write(b'{"node":"n1","mo')
+    assert told(path) == [("n0", 1)]
+
+
+@pytest.mark.parametrize("call", ["fchown", "fsync", "rename"])
+def test_a_file_that_cannot_be_compacted_grows_on(path: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fchown`: the file is of another user, and the writer of its group."""
+    for time in range(1, 11):
+        append_record(path, record("n0", time % 10))
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        patch.setattr(os, "getegid", lambda: -1)
+        append_record(path, record("n1", 5))
+    assert told(path)[-1] == ("n1", 5)
+    assert len(Path(path).read_bytes().splitlines()) == 11
+    assert not os.path.exists(f"{path}.new")
+
+
 def test_a_full_disk_leaves_no_part_of_a_line(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     append_record(path, record("n0"))
     write = os.write

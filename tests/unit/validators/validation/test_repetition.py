@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.validators.validation.test_paths import FakeTorch, Numa, here
@@ -69,7 +70,8 @@ def test_noise_that_passes_accuses_no_node() -> None:
     script = Script(99.5, 100.5)
     events, mine = validated(40.0, script)
     assert script.asked == [["cpu_stress"], ["cpu_stress"]], "two of three decide"
-    assert [event.severity for event in events] == ["ok", "ok"]
+    assert [event.severity for event in events] == ["warn", "ok"], "which is told all the same"
+    assert events[0].words.endswith("; 1 of 3 measurements is too low")
     assert mine.figures[GEMM] == 99.5, "the median is what counts, for others too"
 
 
@@ -99,10 +101,18 @@ def test_a_low_figure_that_cannot_be_measured_again_is_a_warning() -> None:
     assert events[0].words.endswith("; it could not be measured again")
 
 
+def test_a_low_figure_on_which_two_measurements_do_not_agree_is_a_warning() -> None:
+    """The third could not be made: the better one does not count."""
+    events, _ = validated(40.0, Script(100.0, None))
+    assert events[0].severity == "warn"
+    assert events[0].words.endswith("; 1 of 2 measurements is too low; it could not be measured again")
+
+
 def test_a_fault_that_comes_up_in_a_repetition_counts() -> None:
     wrong = Finding(severity="high", cause="wrong_result", words="1 of 9 products is wrong", at_once=True)
     events, _ = validated(40.0, Script(100.0, 100.0, faults=(wrong,)))
-    assert {(event.severity, event.cause) for event in events if event.severity != "ok"} == {("high", "wrong_result")}
+    assert {event.cause for event in events if event.severity == "high"} == {"wrong_result"}
+    assert not [event for event in events if event.severity == "low"]
 
 
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=MEASUREMENTS))
@@ -165,7 +175,8 @@ def test_a_node_of_a_cluster_that_is_slow_once_is_in_order_and_leaves_a_record()
     assert measured.to_repeat() == {"n4": ["cpu_stress"]}
     measured.again("n4", report("n4", 98.0))
     assert measured.to_repeat() == {}
-    assert faults(measured) == {}
+    ((severity, words),) = faults(measured)["n4"]
+    assert (severity, words.endswith("; 1 of 3 measurements is too low")) == ("warn", True)
     assert [(one.node, one.seen_ns, one.figures[GEMM]) for one in measured.records()][-1] == ("n4", 7, 98.0)
 
 
@@ -187,6 +198,30 @@ def test_a_node_of_a_cluster_that_was_needed_meanwhile_is_warned_of_and_stays_du
     ((severity, words),) = faults(measured)["n4"]
     assert (severity, words.endswith("it could not be measured again")) == ("warn", True)
     assert [one.node for one in measured.records()] == ["n0", "n1", "n2", "n3"]
+
+
+def test_a_node_of_a_cluster_whose_two_measurements_do_not_agree_is_warned_of_and_stays_due() -> None:
+    measured = cluster()
+    measured.to_repeat()
+    measured.again("n4", report("n4", 100.0))
+    measured.again("n4", None)
+    assert [severity for severity, _ in faults(measured)["n4"]] == ["warn"]
+    assert [one.node for one in measured.records()] == ["n0", "n1", "n2", "n3"]
+
+
+@pytest.mark.parametrize(("only", "told"), [((), True), (("gpu_gemm",), True), (("memory_bandwidth",), False)])
+def test_a_node_that_has_not_the_figures_of_its_peers_is_warned_of_and_stays_due(
+    only: tuple[str, ...], told: bool
+) -> None:
+    """Its GPU is lost, or its job was not given it. A figure of another release, or of three peers, says nothing."""
+    more = {"gpu0_gemm_flop_per_s": 5.0, "of_another_release": 1.0}
+    known = [record(f"p{number}", **{GEMM: 100.0, MEMORY: 100.0}, **more) for number in range(4)]
+    known += [record(f"p{number}", **{GEMM: 100.0, "storage_read_bytes_per_s": 1.0}) for number in range(4, 7)]
+    measured = NodeMeasurements(known, only)
+    measured.first("n0", report("n0", 100.0), 7)
+    words = "gpu_gemm: 1 figure of its peers could not be measured here; it stays due"
+    assert faults(measured) == ({"n0": [("warn", words)]} if told else {})
+    assert [one.node for one in measured.records()] == ([] if told else ["n0"])
 
 
 def test_wrong_results_of_a_repetition_are_told_of_a_node_of_a_cluster() -> None:

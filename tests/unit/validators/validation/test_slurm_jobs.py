@@ -3,11 +3,14 @@ preempted."""
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from fireflyer.base.errors import FireflyerError, PermanentError, Unreachable, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
 from fireflyer.cluster.core.slurm.fleet import FleetNode
@@ -16,7 +19,7 @@ from fireflyer.validators import slurm_jobs
 from fireflyer.validators.cluster_tasks import Ended, Job
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.core.validation.reports import NodeReport, report_line
-from fireflyer.validators.slurm_jobs import run_slurm_jobs
+from fireflyer.validators.slurm_jobs import check_outputs, run_slurm_jobs
 
 HOUR_NS = 3600 * SECOND
 
@@ -30,17 +33,33 @@ class FakeSlurm:
         self.lives = {node: iter(states) for node, states in lives.items()}
         self.submitted: list[tuple[str, ...]] = []
         self.cancelled: list[int] = []
+        self.errors: dict[str, list[FireflyerError | None]] = {}
+        """What its next calls of this name raise, one after the other."""
+        self.powered = True
+        self.places: list[os.stat_result] = []
         self._jobs: dict[int, tuple[str, str, Path, str]] = {}
 
+    def _may_fail(self, call: str) -> None:
+        error = self.errors[call].pop(0) if self.errors.get(call) else None
+        if error is not None:
+            raise error
+
     async def fleet(self, node: str = "") -> dict[str, FleetNode]:
-        return {name: FleetNode(name=name, partitions=("p",), state=state) for name, state in self.states.items()}
+        self._may_fail("fleet")
+        return {
+            name: FleetNode(name=name, partitions=("p",), state=state, powered=self.powered)
+            for name, state in self.states.items()
+        }
 
     async def submit(self, arguments: Sequence[str], script: str, account: Account | None) -> int:
+        self._may_fail("submit")
         options = dict(one.removeprefix("--").partition("=")[::2] for one in arguments)
         number = len(self.submitted) + 1
         self.submitted.append((options["nodelist"], script))
         self._jobs[number] = (options["job-name"], options["nodelist"], Path(options["output"]), "PENDING")
+        self.places.append(os.stat(Path(options["output"]).parent))
         self.states[options["nodelist"]] = "allocated"
+        self._may_fail("answer")
         return number
 
     async def jobs(self, names: Sequence[str]) -> tuple[SlurmJob, ...]:
@@ -53,12 +72,13 @@ class FakeSlurm:
                 report = NodeReport(events=(), record=NodeRecord(node="x", model="m", seen_ns=1, figures={"x": 1.0}))
                 output.write_text(f"a line of a library\n{report_line(report)}\n")
                 state = "COMPLETED"
-            if state not in ("PENDING", "RUNNING"):
+            if state not in ("PENDING", "RUNNING", "SUSPENDED"):
                 self.states[node] = "idle"
-            found.append(SlurmJob(id=number, name=name, uid=0, state=state))
+            found.append(SlurmJob(id=number, name=name, uid=os.geteuid(), state=state))
         return tuple(found)
 
     async def cancel(self, slurm_id: int, name: str) -> None:
+        self._may_fail("cancel")
         self.cancelled.append(slurm_id)
         self.states[self._jobs[slurm_id][1]] = "idle"
 
@@ -68,11 +88,20 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_jobs, "LOOK_S", 0.0)
 
 
-def validated(slurm: FakeSlurm, outputs: Path, *nodes: str, limit_ns: int = HOUR_NS) -> Iterator[Ended[NodeReport]]:
+def validated(
+    slurm: FakeSlurm, outputs: Path, *nodes: str, limit_ns: int = HOUR_NS, at_once: int = 1
+) -> Iterator[Ended[NodeReport]]:
     jobs = [Job((node,), "", ("node", "--time", "1s"), "/tmp", HOUR_NS) for node in nodes]
     said: list[str] = []
     return run_slurm_jobs(
-        slurm, jobs, str(outputs), [], most_nodes=1, limit_ns=limit_ns, options=("--partition=idle",), say=said.append
+        slurm,
+        jobs,
+        str(outputs),
+        [],
+        most_nodes=at_once,
+        limit_ns=limit_ns,
+        options=("--partition=idle",),
+        say=said.append,
     )
 
 
@@ -88,8 +117,8 @@ def test_each_idle_node_is_validated_by_a_job_that_has_it_alone(tmp_path: Path) 
 def test_the_job_is_of_the_lowest_priority_and_is_not_requeued(tmp_path: Path) -> None:
     job = Job(("gpu-7",), "", (), "/tmp", 90 * SECOND)
     assert slurm_jobs.job_arguments(job, "n", "/o", ("--qos=idle",)) == (
-        "--parsable", "--job-name=n", "--nodes=1", "--nodelist=gpu-7", "--exclusive", "--no-requeue", "--nice=1000000",
-        "--chdir=/", "--output=/o", "--time=2", "--qos=idle",
+        "--parsable", "--job-name=n", "--nodes=1", "--nodelist=gpu-7", "--exclusive", "--mem=0", "--no-requeue",
+        "--nice=1000000", "--chdir=/", "--output=/o", "--time=2", "--qos=idle",
     )  # fmt: skip
 
 
@@ -142,3 +171,84 @@ def test_who_is_interrupted_cancels_what_was_submitted(tmp_path: Path) -> None:
     assert next(validations).report is not None
     validations.close()  # type: ignore[attr-defined]  # it is a generator
     assert slurm.cancelled == [2]
+
+
+# --- Slurm does not answer, or refuses ---
+
+AWAY = Unreachable("slurmctld is away")
+
+
+def reported(ended: Sequence[Ended[NodeReport]]) -> list[tuple[str, bool]]:
+    return [(one.job.nodes[0], one.report is not None) for one in ended]
+
+
+@pytest.mark.parametrize("call", ["submit", "answer"])
+def test_one_that_cannot_be_submitted_keeps_no_other_from_its_end(tmp_path: Path, call: str) -> None:
+    """`answer`: Slurm has the job, and the answer is lost."""
+    slurm = FakeSlurm(["a", "b", "c"])
+    slurm.errors[call] = [None, AWAY]
+    ended = list(validated(slurm, tmp_path, "a", "b", "c", at_once=3))
+    assert sorted(reported(ended)) == [("a", True), ("b", True), ("c", True)]
+    assert sorted(node for node, _ in slurm.submitted) == ["a", "b", "c"], "each once"
+
+
+def test_a_job_whose_answer_was_lost_is_cancelled_by_its_name(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a", "b"], b=["RUNNING"] * 9)
+    slurm.errors["answer"] = [None, AWAY]
+    validations = validated(slurm, tmp_path, "a", "b", at_once=2)
+    assert reported([next(validations)]) == [("a", True)]
+    validations.close()  # type: ignore[attr-defined]  # it is a generator
+    assert slurm.cancelled == [2]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["fleet", "cancel"])
+def test_reports_that_were_read_are_not_lost_where_slurm_is_away_afterwards(tmp_path: Path, call: str) -> None:
+    slurm = FakeSlurm(["a", "b"], b=["PENDING"] * 15 + ["DONE"], a=["RUNNING"] * 14 + ["DONE"])
+    slurm.errors[call] = [AWAY] if call == "cancel" else [None] * 15 + [AWAY]
+    ended = list(validated(slurm, tmp_path, "a", "b", at_once=2))
+    assert sorted(reported(ended)) == [("a", True), ("b", True)]
+
+
+def test_a_node_whose_job_slurm_refuses_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a", "b"])
+    slurm.errors["submit"] = [PermanentError("sbatch: Requested node configuration is not available")]
+    ended = list(validated(slurm, tmp_path, "a", "b"))
+    assert reported(ended) == [("a", False), ("b", True)]
+    assert ended[0].why_not.startswith("Slurm refuses its job: sbatch: Requested node")
+
+
+def test_a_job_that_is_suspended_is_cancelled_and_begins_again(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a"], a=["RUNNING", "SUSPENDED", "DONE"])
+    (ended,) = validated(slurm, tmp_path, "a")
+    assert ended.report is not None
+    assert (slurm.cancelled, len(slurm.submitted)) == ([1], 2)
+
+
+def test_a_node_that_is_switched_off_is_not_idle(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a"])
+    slurm.powered = False
+    validations = validated(slurm, tmp_path, "a", limit_ns=SECOND // 20)
+    assert reported(list(validations)) == [("a", False)]
+    assert slurm.submitted == []
+
+
+# --- whose files ---
+
+
+def test_files_of_jobs_are_in_a_directory_of_one_user(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a"])
+    list(validated(slurm, tmp_path, "a"))
+    (place,) = slurm.places
+    assert (stat.S_IMODE(place.st_mode), place.st_uid) == (0o700, os.geteuid())
+    assert place.st_ino != tmp_path.stat().st_ino
+
+
+@pytest.mark.parametrize(("mode", "wrong"), [(0o755, False), (0o1777, False), (0o775, True), (0o757, True)])
+def test_a_directory_that_others_can_change_is_refused(tmp_path: Path, mode: int, wrong: bool) -> None:
+    os.chmod(tmp_path, mode)
+    if not wrong:
+        check_outputs(str(tmp_path))
+        return
+    with pytest.raises(UsageError, match="can be changed by other users"):
+        check_outputs(str(tmp_path))

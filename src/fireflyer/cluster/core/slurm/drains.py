@@ -32,6 +32,7 @@ from fireflyer.cluster.core.slurm.findings import Evidence
 from fireflyer.cluster.core.slurm.fleet import FleetNode, NodeJob
 from fireflyer.cluster.core.slurm.node_record import DAY_S, DrainRecord
 from fireflyer.cluster.core.slurm.output import MAX_TEXT, plain
+from fireflyer.cluster.schema.sync import VALIDATION
 
 __all__ = [
     "Decision",
@@ -49,13 +50,14 @@ __all__ = [
     "worst_fault",
 ]
 
-Step = Literal["check", "prolog", "epilog", "validate", "resume"]
-"""Who asks: Slurm's HealthCheckProgram, the prolog or epilog of a job, who may validate the node now, and after a
-validation."""
+Step = Literal["check", "prolog", "epilog", "validate", "validated", "resume"]
+"""Who asks: Slurm's HealthCheckProgram, the prolog or epilog of a job, who may validate the node now, whose validators
+have found it in order, and a person who has judged it."""
 
 PREFIX: Final = "ff: "
 VALIDATE: Final = "; validate it"
 _DUE: Final = re.compile(r"; [a-z ]{1,32} is due(?=(?:; validate it)?$)")
+_CAUSE: Final = re.compile(r"; cause ([a-z][a-z0-9_]{0,63})(?=(?:; [a-z ]{1,32} is due)?(?:; validate it)?$)")
 _MARK_BYTES: Final = 4
 _MARK: Final = re.compile(r"([0-9a-f]{8})(?: since ([0-9]{1,12}))?\)")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1000)]
@@ -98,7 +100,9 @@ def drain_reason(node: str, fault: HealthEvent, beside: HealthEvent | None = Non
     node has to be validated. `since_s`: the node is drained since then, by another reason; 0: it is not."""
     part = f" {fault.part}" if fault.part else ""
     words = fault.words or fault.cause or "failed"
+    # without its cause a figure that is low beside its peers would have the remedies of a fault of an unknown kind
     end = f"; also {beside.check} {beside.cause}".rstrip() if beside is not None else ""
+    end += f"; cause {fault.cause}" if fault.check == VALIDATION and fault.cause else ""
     end += VALIDATE if fault.once or beside is not None else ""
     text = plain(plain(f"{PREFIX}{fault.check}{part}: {words}"))  # twice: as it is when it is read again
     text = text.encode("ascii", "replace").decode()
@@ -109,8 +113,9 @@ def drain_reason(node: str, fault: HealthEvent, beside: HealthEvent | None = Non
 def reason_with_remedy(node: FleetNode, remedy: str) -> str:
     """Our reason, which says that `remedy` is due as well; empty: it says so."""
     before = node.reason.rpartition(" (")[0]
-    end = f"; {remedy} is due{VALIDATE if _needs_validation(node) else ''}"
-    text = _DUE.sub("", before).removesuffix(VALIDATE)
+    cause = _CAUSE.search(before)
+    end = f"{cause[0] if cause else ''}; {remedy} is due{VALIDATE if _needs_validation(node) else ''}"
+    text = _CAUSE.sub("", _DUE.sub("", before)).removesuffix(VALIDATE)
     reason = _marked(node.name, text, end, drained_since_s(node))
     return reason if reason.rpartition(" (")[0] != before else ""
 
@@ -143,9 +148,11 @@ def reason_fault(node: FleetNode, now_s: int) -> HealthEvent:
     """What our reason says of the fault, where the node has forgotten it."""
     check = _check_of(node)
     known = re.fullmatch(r"[a-z][a-z0-9_]{0,63}", check) is not None
+    cause = _CAUSE.search(node.reason.rpartition(" (")[0])
     return HealthEvent(
-        check=check if known else "health", severity="low", words=node.reason[:400], seen_ns=now_s * SECOND
-    )
+        check=check if known else "health", severity="low", cause=cause[1] if cause else "", words=node.reason[:400],
+        seen_ns=now_s * SECOND,
+    )  # fmt: skip
 
 
 def _check_of(node: FleetNode) -> str:
@@ -212,7 +219,7 @@ def decide(
             return Decision(
                 f"{_told(evidence.faults[0])}: a user can have made it; looked at again when the node is idle"
             )
-        return _without_fault(node, evidence, record, limits, now_s)
+        return _without_fault(node, evidence, record, limits, now_s, loaded=step == "validated")
     if node.drains and not is_own(node):
         return Decision(f"{_told(fault)}; drained already, not by ff: {node.reason or 'no reason given'}")
     held = _held(node, fleet, limits.breaker_share)
@@ -231,8 +238,9 @@ def decide(
 
 
 def _without_fault(
-    node: FleetNode, evidence: Evidence, record: DrainRecord, limits: DrainLimits, now_s: int
+    node: FleetNode, evidence: Evidence, record: DrainRecord, limits: DrainLimits, now_s: int, *, loaded: bool
 ) -> Decision:
+    """`loaded`: its validators pass as well."""
     if not is_own(node):
         return Decision()
     if node.busy or node.state != "drained":
@@ -243,7 +251,7 @@ def _without_fault(
         return Decision("drained by ff; a check is missing, could not run or fails")
     if missed := missed_checks(node, evidence, record):
         return Decision(f"drained by ff; {', '.join(missed)} found a fault, and could not run now")
-    if evidence.validated:
+    if evidence.validated or (loaded and not evidence.repair):
         return Decision("its checks and validators pass: it serves again", undrain=True)
     if evidence.repair:
         return Decision(f"drained by ff; its checks pass, but {evidence.repair}")

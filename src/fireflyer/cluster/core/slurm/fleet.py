@@ -43,6 +43,7 @@ _ROW: Final = re.compile(
     rf"\|(?P<allocated>{_COUNT})/{_COUNT}/{_COUNT}/{_COUNT}"
 )
 _REASON: Final = re.compile(rf"(?P<name>{_NAME})\|(?P<since>[0-9]{{1,12}}|Unknown)\|(?P<reason>.*)")
+_POWER_FLAGS: Final = frozenset("~#!%")
 _JOB: Final = re.compile(r" *([0-9]{1,10}) +([0-9]{1,9}) +([01]) *")
 _SHOWN: Final = re.compile(rf"NodeName=(?P<name>{_NAME}) [^\n]{{0,4096}}? State=(?P<state>[A-Z_+*~#!%$@^-]{{2,120}}) ")
 
@@ -53,6 +54,8 @@ class FleetNode(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """As `sinfo` writes it: `idle`, `allocated`, `draining`, `drained`, …"""
     answers: bool = True
+    powered: bool = True
+    """It is not switched off to save energy, and is not on its way to that or back."""
     busy: bool = False
     """Processors of it are allocated to jobs."""
     reason: str = ""
@@ -63,6 +66,10 @@ class FleetNode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def drains(self) -> bool:
         return self.state in ("drained", "draining")
+
+    @property
+    def takes_jobs_now(self) -> bool:
+        return self.state == "idle" and self.answers and self.powered
 
 
 class NodeJob(msgspec.Struct, frozen=True):
@@ -95,6 +102,7 @@ def parse_fleet(rows: str, reasons: str) -> dict[str, FleetNode]:
             partitions=(found["partition"],),
             state=found["state"],
             answers="*" not in found["flags"],
+            powered=not set(found["flags"]) & _POWER_FLAGS,
             busy=found["allocated"] != "0",
             reason=reason,
             since_s=since_s,

@@ -112,6 +112,11 @@ class NodeRepair:
         known = self._book.parts.get(part_key(self._node, fault)) if fault is not None else None
         return len(known.faults_ns) if known is not None else 0
 
+    @property
+    def last_fault_ns(self) -> int:
+        """Of any part that is remembered; -1: none."""
+        return max((at_ns for _, row in self._book.parts.rows() for at_ns in row.faults_ns), default=-1)
+
     # --- what happens ---
 
     def drained(self, fault: HealthEvent, boot: str, now_ns: int, beside: Sequence[HealthEvent] = ()) -> None:

@@ -44,10 +44,10 @@ class LinkMeasurements:
         self._compare()
         found: dict[str, list[HealthEvent]] = {}
         for leaf, speeds in self._speeds.items():
-            once, counted = self._low[leaf].measured_once, speeds | self._low[leaf].counted
+            unclear, counted = set(self._low[leaf].undecided), speeds | self._low[leaf].counted
             for pair, speed in counted.items():
-                found[" ".join(pair)] = [self._of_link(pair, speed, pair in once, now_ns)]
-            told = {pair: speed for pair, speed in counted.items() if pair not in once}
+                found[" ".join(pair)] = [self._of_link(pair, speed, pair in unclear, now_ns)]
+            told = {pair: speed for pair, speed in counted.items() if pair not in unclear}
             for slow in slow_links(told, first=speeds):
                 which = f"{slow.slow} of {slow.measured} links" if len(slow.nodes) == 1 else "the link"
                 words = (
@@ -59,13 +59,13 @@ class LinkMeasurements:
                 found.setdefault(" ".join(slow.nodes), []).append(event)
         return found
 
-    def _of_link(self, pair: Pair, speed: float, is_once: bool, now_ns: int) -> HealthEvent:
+    def _of_link(self, pair: Pair, speed: float, is_unclear: bool, now_ns: int) -> HealthEvent:
         if wrong := self._wrong[pair]:
             words = f"{wrong} blocks are not what was sent"
             return HealthEvent(check=_CHECK, severity="high", words=words, seen_ns=now_ns)
         words = f"{format_bytes(int(speed))}/s"
-        if is_once:
-            words += ", slower than the usual of its leaf; it could not be measured again"
+        if is_unclear:
+            words += ", slower than the usual of its leaf at least once; it could not be measured again"
             return HealthEvent(check=_CHECK, severity="warn", cause="slow_link", words=words, seen_ns=now_ns)
         return HealthEvent(check=_CHECK, severity="ok", words=words, seen_ns=now_ns)
 

@@ -117,5 +117,9 @@ class ValidationQueue:
         self._all[nodes] = one
         return True
 
+    def put_back(self, nodes: tuple[str, ...]) -> None:
+        """It has not begun after all."""
+        self._all[nodes].running = False
+
     def _free(self, node: str, taken: Collection[str]) -> bool:
         return node not in taken and not any(other in taken for group in self._apart.get(node, ()) for other in group)

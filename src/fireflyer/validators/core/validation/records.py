@@ -11,10 +11,12 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from fireflyer.base.units import counted
 from fireflyer.validators.core.checks.evidence import Finding
 from fireflyer.validators.core.validation.paths import is_path
 
 __all__ = [
+    "AGREE",
     "HEALTHY_FLAGGED",
     "MAX_RECORDS",
     "MIN_PEERS",
@@ -28,6 +30,8 @@ __all__ = [
     "compare_figures",
     "counted_value",
     "deviations_for",
+    "figures_of_models",
+    "is_decided",
     "low_findings",
     "peers_of",
     "usual_figures",
@@ -43,6 +47,8 @@ HEALTHY_FLAGGED: Final = 0.01
 """Share of healthy nodes, at most, of which some figure is called too low by chance."""
 NORMAL_DEVIATIONS: Final = 1.4826
 """Times the median absolute deviation is the standard deviation, where values are normally distributed."""
+AGREE: Final = 2
+"""Measurements of a figure that was low at first, which decide."""
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 _Value = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
 
@@ -166,31 +172,50 @@ def compare_figures(
 def low_findings(
     figures: Mapping[str, float], usual: Mapping[str, Usual], measured: Mapping[str, Sequence[float]] | None = None
 ) -> Iterator[Finding]:
-    """`measured`: all measurements of figures that were low at first (`core.validation.repetition`); one that was not
-    measured again is a warning. None: each figure counts as it is."""
+    """`measured`: all measurements of figures that were low at first (`core.validation.repetition`): most of them
+    decide; one on which they do not agree yet, or which is good after all, is a warning. None: each figure counts as it
+    is."""
     for name, one in usual.items():
         values = (measured or {}).get(name, (figures[name],))
-        value = counted_value(values)
-        if value >= one.least:
+        low = [value for value in values if value < one.least]
+        if not low:
             continue
-        below = one.median - value
+        value = max(low)
         words = (
-            f"{name} is {_rounded(value)}, {below / one.median:.1%} below the median of {one.peers} peers, "
-            f"{_rounded(one.median)}"
+            f"{name} is {_rounded(value)}, {(one.median - value) / one.median:.1%} below the median of {one.peers} "
+            f"peers, {_rounded(one.median)}"
         )
-        words += f", {_rounded(below / one.deviation)} deviations" if one.deviation else ""
-        if measured is None:
-            yield Finding(severity="low", cause=name[:64], words=words)
-        elif len(values) == 1:
-            yield Finding(severity="warn", cause=name[:64], words=f"{words}; it could not be measured again")
-        else:
-            words += f"; {sum(value < one.least for value in values)} of {len(values)} measurements are too low"
-            yield Finding(severity="low", cause=name[:64], words=words)
+        words += f", {_rounded((one.median - value) / one.deviation)} deviations" if one.deviation else ""
+        if len(values) > 1:
+            words += f"; {len(low)} of {counted(len(values), 'measurement')} {'is' if len(low) == 1 else 'are'} too low"
+        is_open = measured is not None and not is_decided(values, one.least)
+        words += "; it could not be measured again" if is_open else ""
+        is_fault = measured is None or len(low) >= AGREE
+        yield Finding(severity="low" if is_fault else "warn", cause=name[:64], words=words)
 
 
 def counted_value(values: Sequence[float]) -> float:
     """Of a figure's measurements: the median, the larger of two. It is low where most of them are, both of two."""
     return statistics.median_high(values)
+
+
+def is_decided(values: Sequence[float], least: float) -> bool:
+    """Of measurements of a figure that was low at first: enough of them agree."""
+    low = sum(value < least for value in values)
+    return max(low, len(values) - low) >= AGREE
+
+
+def figures_of_models(records: Sequence[NodeRecord]) -> dict[str, set[str]]:
+    """By model: names of figures that at least `MIN_PEERS` nodes have by their newest records."""
+    newest: dict[tuple[str, str], NodeRecord] = {}
+    for record in records:
+        known = newest.get((record.model, record.node))
+        if known is None or record.seen_ns >= known.seen_ns:
+            newest[record.model, record.node] = record
+    counts: dict[str, Counter[str]] = {}
+    for (model, _), record in newest.items():
+        counts.setdefault(model, Counter()).update(record.figures.keys())
+    return {model: {name for name, nodes in names.items() if nodes >= MIN_PEERS} for model, names in counts.items()}
 
 
 def compare_digests(record: NodeRecord, peers: Sequence[NodeRecord]) -> Iterator[Finding]:

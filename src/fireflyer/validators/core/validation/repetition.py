@@ -15,13 +15,12 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, Generic, TypeVar
 
 from fireflyer.validators.core.validation.paths import is_path
-from fireflyer.validators.core.validation.records import counted_value
+from fireflyer.validators.core.validation.records import AGREE, counted_value, is_decided
 
 __all__ = ["MEASUREMENTS", "LowFigures", "validators_of"]
 
-MEASUREMENTS: Final = 3
+MEASUREMENTS: Final = 2 * AGREE - 1
 """Of a figure that is low at first, at most."""
-_AGREE: Final = MEASUREMENTS // 2 + 1
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -44,22 +43,14 @@ class LowFigures(Generic[_Key]):
 
     @property
     def undecided(self) -> list[_Key]:
-        """What has to be measured again."""
-        return [key for key in self._values if not self._is_decided(key)]
-
-    @property
-    def measured_once(self) -> list[_Key]:
-        return [key for key, values in self._values.items() if len(values) == 1]
+        """What has to be measured again; at the end, what could not be, and accuses nobody, but is not in order."""
+        return [key for key, values in self._values.items() if not is_decided(values, self._least[key])]
 
     def add(self, figures: Mapping[_Key, float]) -> None:
         """One more measurement; of what is decided, or was not low at first, it does not count."""
         for key in self.undecided:
             if key in figures:
                 self._values[key].append(figures[key])
-
-    def _is_decided(self, key: _Key) -> bool:
-        low = sum(value < self._least[key] for value in self._values[key])
-        return max(low, len(self._values[key]) - low) >= _AGREE
 
 
 _FIGURES: Final = (
