@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support import processor_time
-from tests.support.campaigns.late import CHANGED_LATELY, NOT_BEGUN, begun_first, patience_s
+from tests.support.campaigns.late import CHANGED_LATELY, NOT_BEGUN, patience_s
 from tests.support.campaigns.shards import changed_lately, commit_count, expected_s, in_turn, parts
 from tests.support.campaigns.slow_files import can_have_slow_tests
 from tests.support.compiled_once import compile_share
@@ -156,8 +156,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-    if config.getoption("--begin-before") is not None:
-        items[:] = begun_first(items, commit_count())
 
 
 def _campaigns_of_other_commits(items: list[pytest.Item], most_s: float) -> set[pytest.Item]:

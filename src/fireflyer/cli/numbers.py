@@ -75,7 +75,7 @@ class ByteSize(click.ParamType[Any]):
 def bytes_with_unit(option: str, text: str) -> int:
     """As `parse_bytes`, of an option for which a number alone is more likely a forgotten unit than bytes. Raises
     `UsageError`."""
-    if text.strip().isdecimal():
+    if not text.strip()[-1:].isalpha():
         raise UsageError(f"{option} {text} has no unit; write it like 512KiB, 4MiB or 64B")
     return parse_bytes(text)
 

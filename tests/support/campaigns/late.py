@@ -1,25 +1,19 @@
-"""Slow tests that are not begun once the time of a commit has passed: others with each commit."""
+"""Slow tests that are not begun once the time of a commit has passed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import pytest
 
-__all__ = ["CHANGED_LATELY", "NOT_BEGUN", "begun_first", "patience_s"]
+__all__ = ["CHANGED_LATELY", "NOT_BEGUN", "patience_s"]
 
 REPOSITORY: Final = Path(__file__).parents[3]
 CHANGED_LATELY: Final = pytest.StashKey[frozenset[str]]()
 NOT_BEGUN: Final = "the time for slow tests of this commit had passed; `make test-slow` runs all"
-_STEP: Final = 0.6180339887
-"""Of the length of the list. Multiples of the golden ratio are far from each other, however many there are."""
-
 _MORE_S: Final = 600.0
-
-_Item = TypeVar("_Item")
 
 
 def patience_s(item: pytest.Item, changed: frozenset[str]) -> float:
@@ -28,9 +22,3 @@ def patience_s(item: pytest.Item, changed: frozenset[str]) -> float:
     if item.get_closest_marker("slow") is None:
         return math.inf
     return _MORE_S if item.path.relative_to(REPOSITORY).as_posix() in changed else 0.0
-
-
-def begun_first(items: Sequence[_Item], number: int) -> list[_Item]:
-    """The same in the same order, from another one with each commit `number`, so that others are the last."""
-    first = int(number * _STEP % 1 * len(items))
-    return [*items[first:], *items[:first]]

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from tests.support.torch_ranks.trainer import main
 
-from fireflyer.recipes.trainer import arrangements, run
+from fireflyer.recipes.trainer import arrangements, building, run
 
 trainer: Any = run
+making: Any = building
 
 
 def widen() -> None:
     """Models, and sums of gradients, are in float64, so that what plans differ in is more than rounding."""
-    build = trainer.build_model
+    build = making.build_model
     arrangements._DTYPES["fp32"] = torch.float64
 
     def wide(*args: Any, **kwargs: Any) -> Any:
@@ -27,7 +28,7 @@ def widen() -> None:
         built.loss.double()
         return built
 
-    trainer.build_model = wide
+    making.build_model = wide
 
 
 def poison(rank: int, at: int) -> None:

@@ -6,6 +6,7 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,27 @@ def test_a_pickle_takes_members_of_enumerations_and_no_other_attributes(tmp_path
         load({"w": torch.zeros(2)}, tmp_path)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Reach(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")))
     with pytest.raises(DataCorruption, match="is no metadata of a DCP checkpoint"):  # so the member was taken
+        load({"w": torch.zeros(2)}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("length", 1 << 50, "ends within"),
+        ("length", 1 << 64, "ends within"),
+        ("length", -1, "without a file, an offset and a length"),
+        ("offset", 1 << 64, "ends within"),
+        ("offset", "0", "without a file, an offset and a length"),
+        ("relative_path", 7, "without a file, an offset and a length"),
+    ],
+)
+def test_what_metadata_claim_takes_no_memory_and_is_told(tmp_path: Path, field: str, value: object, said: str) -> None:
+    state_dict_saver.save({"w": torch.ones(2)}, storage_writer=FileSystemWriter(tmp_path))
+    path = tmp_path / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.storage_data = {key: replace(info, **{field: value}) for key, info in metadata.storage_data.items()}
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(DataCorruption, match=said):
         load({"w": torch.zeros(2)}, tmp_path)
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pytest
+import torch
 from tests.support.patience import allowed_s
 
+from fireflyer.checkpoint import CheckpointManager, State
+from fireflyer.checkpoint.engine import loading
 from fireflyer.checkpoint.engine.memory import made_ready
 
 PAGES: Final = 4096
@@ -69,6 +73,32 @@ def test_the_thread_ends_with_the_block_whatever_is_left(memory: mmap.mmap) -> N
     with pytest.raises(ZeroDivisionError), made_ready(ranges()):
         raise ZeroDivisionError
     assert not threads()
+
+
+def test_a_load_makes_large_tensors_ready_and_no_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"large": torch.ones(1 << 20), "small": torch.ones((1 << 20) - 1), "other": torch.ones(3 << 19)}
+    manager = CheckpointManager(str(tmp_path), rank=0, world_size=1, store=None)
+    manager.save(1, State(state)).result()
+    asked: list[int] = []
+
+    def spy(ranges: Iterable[tuple[int, int]]) -> contextlib.AbstractContextManager[None]:
+        asked.extend(size for _, size in ranges)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(loading, "made_ready", spy)
+    restored = manager.restore()
+    assert restored is not None
+    assert sorted(asked) == [4 << 20, 6 << 20]
+    assert all(torch.equal(restored.shared[name], tensor) for name, tensor in state.items())
+
+
+def test_without_a_thread_a_load_goes_on(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with made_ready([(address_of(memory), len(memory))]):
+        memory[0] = 1
 
 
 def test_memory_that_cannot_be_had_changes_nothing(memory: mmap.mmap) -> None:

@@ -234,7 +234,8 @@ def test_a_platform_of_another_user_is_to_be_logged_in_to(
 
     monkeypatch.setattr("fireflyer.cluster.local.layout.read_private_file", refused)
     monkeypatch.setattr("fireflyer.cluster.client.read_private_file", refused)
-    assert "check the owner and mode of the path" in error_of(capsys, ["ps"], 1), "it is this user's own"
+    for command in ("ps", "status", "down"):
+        assert "check the owner and mode of the path" in error_of(capsys, [command], 1), "it is this user's own"
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     for command in ("ps", "status"):
         assert "platform was started by another user; log in to it: ff login URL" in error_of(capsys, [command], 1)

@@ -78,6 +78,15 @@ def test_a_node_that_fails_its_validation_stays_with_its_figure_and_the_next_rem
     assert cluster.reason == "none"
 
 
+def test_a_node_that_was_to_be_validated_has_what_its_validation_found_in_its_reason(
+    node: Path, cluster: Slurm
+) -> None:
+    drained(cluster, XID)
+    assert validates(node, WELL, SLOW, code=2) == 2
+    assert cluster.reason.startswith("ff: validation: cpu_stress: 80 % below its peers; cause cpu_gemm_flop_per_s; ")
+    assert not [one for one in cluster.told() if "UNDRAIN" in one]
+
+
 def test_wrong_results_have_the_remedy_of_wrong_results(node: Path, cluster: Slurm, capsys: Capture) -> None:
     drained(cluster, RAID)
     wrong = msgspec.structs.replace(SLOW, severity="high", cause="wrong_result", words="1 of 9 is wrong")

@@ -138,7 +138,7 @@ def test_a_node_at_fault_is_drained_also_where_nothing_can_be_recorded(
     (site / "slurm" / "idle").write_text("a b c\n")
     measures(site, "b", 40.0)
     measures(site, "c", 100.0)
-    assert validate(site, "--node", "a", "--node", "b", "--node", "c", "--drain") != 0
+    assert validate(site, "--node", "a", "--node", "b", "--node", "c", "--drain", "--at-once", "3") != 0
     assert asked == ["a", "c"]
     assert [one for one in calls(site) if one.startswith("scontrol update NodeName=b State=DRAIN")]
     assert "no space left on device" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.campaigns.late import begun_first, patience_s
+from tests.support.campaigns.late import patience_s
 from tests.support.campaigns.shards import in_turn, parts
 from tests.support.campaigns.slow_files import can_have_slow_tests
 
@@ -42,13 +42,6 @@ def test_the_turns_of_the_slow_files_are_of_like_size() -> None:
     counts = [sum(in_turn(name, number, 3) for name in names) for number in range(3)]
     assert sum(counts) == len(names)
     assert min(counts) > len(names) / 5, counts
-
-
-def test_every_test_is_among_the_first_half_within_a_few_commits() -> None:
-    items = list(range(100))
-    orders = [begun_first(items, number) for number in range(4, 40, 4)]
-    assert all(sorted(order) == items for order in orders)
-    assert {one for order in orders[:3] for one in order[:50]} == set(items)
 
 
 def test_what_changed_lately_may_begin_later_and_what_is_fast_at_any_time(request: pytest.FixtureRequest) -> None:

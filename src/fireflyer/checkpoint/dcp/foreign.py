@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from fireflyer.base.errors import DataCorruption, UsageError
@@ -82,6 +82,15 @@ def _enumeration_member(kind: object, name: str) -> enum.Enum:
     return kind[name]
 
 
+def _is_place(info: object) -> bool:
+    """Of a pickle, whose classes are as they should be, and whose values are anything."""
+    if not isinstance(info, filesystem._StorageInfo):  # noqa: SLF001 - part of DCP's format
+        return False
+    path: Any = info.relative_path
+    numbers: tuple[Any, ...] = (info.offset, info.length)
+    return isinstance(path, str) and all(isinstance(one, int) and one >= 0 for one in numbers)
+
+
 class DcpFiles(FileSystemReader):
     """DCP's reader, which loads no pickle that could run code unless `trust_pickles`."""
 
@@ -107,8 +116,10 @@ class DcpFiles(FileSystemReader):
         if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
             raise DataCorruption(f"{path} is no metadata of a DCP checkpoint")
         for info in found.storage_data.values():
+            if not _is_place(info):
+                raise DataCorruption(f"{path} has an item without a file, an offset and a length")
             if not self._trusts and os.path.basename(info.relative_path) != info.relative_path:
-                raise DataCorruption(f"{path} names file {str(info.relative_path)[:80]!r}, which is in no checkpoint")
+                raise DataCorruption(f"{path} names file {info.relative_path[:80]!r}, which is in no checkpoint")
         return found
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -117,7 +128,7 @@ class DcpFiles(FileSystemReader):
                 planner.load_bytes(item, io.BytesIO(self.object_bytes(item.storage_index)))
                 continue
             stored = self.load_tensor(item.storage_index)
-            part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
+            part = self._part(item, stored)
             target = planner.resolve_tensor(item).detach()
             if target.size() != part.size():
                 name = item.storage_index.fqn[:80]
@@ -127,6 +138,16 @@ class DcpFiles(FileSystemReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _part(self, item: ReadItem, stored: torch.Tensor) -> torch.Tensor:
+        """What is wanted of a stored chunk. Raises `DataCorruption` where it is smaller than the metadata says."""
+        try:
+            return narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
+        except (RuntimeError, IndexError) as error:
+            name = item.storage_index.fqn[:80]
+            raise DataCorruption(
+                f"tensor {name!r} in {self._storage.name} has other sizes than its metadata says"
+            ) from error
 
     def object_bytes(self, index: Any) -> bytes:
         """What `torch.save` made of an object that is no tensor. Raises `DataCorruption` for what is not safe."""
@@ -157,7 +178,8 @@ class DcpFiles(FileSystemReader):
                 f"{self._storage.name} was written with stream extensions, which are not read; load it with DCP"
             )
         with contextlib.closing(self._storage.disk.open(f"{self._storage.root}/{info.relative_path}")) as file:
-            data = file.pread(info.length, info.offset)
-        if len(data) != info.length:
+            inside = info.offset + info.length <= file.size()  # before there is memory for what is only claimed
+            data = file.pread(info.length, info.offset) if inside else b""
+        if not inside or len(data) != info.length:
             raise DataCorruption(f"{self._storage.name}/{info.relative_path} ends within {index.fqn[:80]!r}")
         return io.BytesIO(data)

@@ -40,11 +40,15 @@ def aligned_memory(size_bytes: int) -> memoryview:
 @contextlib.contextmanager
 def made_ready(ranges: Iterable[tuple[int, int]]) -> Iterator[None]:
     """While the block runs, a thread has the system give pages to these ranges of memory (address, bytes), in order:
-    what is copied there later waits for no page fault. Contents stay. Memory that has its pages costs little, and a
-    system that cannot do it changes nothing. The thread has ended when the block has."""
+    what is copied there later waits for no page fault. Contents stay. Memory that has its pages costs little; where the
+    system cannot do it, or has no thread left, nothing changes. The thread has ended when the block has."""
     ended = threading.Event()
     thread = threading.Thread(target=_make_ready, args=(ranges, ended), name="checkpoint-memory", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the user has as many threads as allowed
+        yield
+        return
     try:
         yield
     finally:

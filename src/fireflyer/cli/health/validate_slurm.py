@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.health.validation import (
@@ -118,9 +118,15 @@ def slurm_nodes_command(
             measure(validated, [job(name, only) for name in due], job, measured, ended)
         finally:  # what was measured before Ctrl-C, or before Slurm did not answer, counts
             code, found = told(measured, ended, as_json=as_json)
+        failed: FireflyerError | None = None
         for name, events in found.items():
             if at_fault(events):
-                _drain(slurm, name, worst_of(events), breaker_share, drain=drain)
+                try:
+                    _drain(slurm, name, worst_of(events), breaker_share, drain=drain)
+                except FireflyerError as error:  # the others are at fault all the same
+                    failed = failed or error
+        if failed is not None:
+            raise failed
     finally:
         keep(measured, records)
     return code

@@ -242,6 +242,7 @@ def _cost_rows(answer: ClusterAnswer) -> dict[str, str]:
         "kilowatts of nodes at work": cost.node_watts.times(0.001),
         "kilowatts of the building": own.mean_watts.times(0.001),
         "GPU hour": own.per_gpu_hour,
+        **({} if own.per_pflops_hour is None else {"hour of a PFLOP per second": own.per_pflops_hour}),
         "the run": cost.run,
         "a million tokens": cost.million_tokens,
     }

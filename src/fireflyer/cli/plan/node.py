@@ -92,6 +92,8 @@ def node_command(
 
     if (experts is None) != (cache is None):
         raise UsageError("--experts and --cache belong together; give both")
+    if switch_gpus == 0 and (switch_uplink is not None or switch_nics is not None):
+        raise UsageError("--switch-gpus 0 has no switches; leave out --switch-uplink and --switch-nics")
     options = {
         "sockets": sockets,
         "between_sockets_bytes_per_s": None if between_sockets is None else between_sockets * 1e9,

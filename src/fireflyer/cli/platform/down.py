@@ -12,6 +12,7 @@ from fireflyer.base.errors import NotFound, PermissionDenied
 from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration
+from fireflyer.cli.platform.connect import of_another
 from fireflyer.cli.platform.ending import kill_runs, let_runs_leave
 from fireflyer.cli.platform.up import read_up_file
 
@@ -42,7 +43,9 @@ def command(*, file: str | None, directory: str | None, grace_ns: int, keep_runs
         platform = layout.load()
     except NotFound:
         raise NotFound(f"{layout.directory} holds no platform; give the directory of `ff up` with --dir") from None
-    except PermissionDenied:
+    except PermissionDenied as error:
+        if of_another(error, layout.directory) is error:
+            raise  # it is mine: the error says what to do
         raise PermissionDenied(
             f"the platform in {layout.directory} was started by another user, who can end it; you may stop your own "
             "tasks: ff stop TASK"

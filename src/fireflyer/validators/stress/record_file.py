@@ -56,7 +56,7 @@ def append_record(path: str, record: NodeRecord) -> None:
     try:
         with _opened(path) as (fd, alone):
             if alone:
-                _cut_torn_line(fd)
+                _end_last_line(path, fd)
             _write(fd, line)
             if alone and os.fstat(fd).st_size > MAX_RECORD_BYTES:
                 with contextlib.suppress(OSError, FireflyerError):  # the record is there
@@ -131,13 +131,34 @@ def _is_at(path: str, fd: int) -> bool:
     return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def _cut_torn_line(fd: int) -> None:
-    """What a process has left that died while it wrote: no reader would get past it."""
+def _end_last_line(path: str, fd: int) -> None:
+    """Cuts what a process has left that died while it wrote a record: no reader would get past it. A whole record gets
+    its end. Raises `UsageError` for anything else, which is of another file."""
     size = os.fstat(fd).st_size
     start = max(0, size - _MAX_LINE_BYTES)
     tail = os.pread(fd, size - start, start)
-    if tail and not tail.endswith(b"\n"):
-        os.ftruncate(fd, start + tail.rfind(b"\n") + 1)
+    if not tail or tail.endswith(b"\n"):
+        return
+    begin = tail.rfind(b"\n") + 1
+    line = tail[begin:]
+    try:
+        msgspec.json.decode(line, type=NodeRecord)
+    except DECODE_ERRORS as error:
+        if not line.startswith(b"{") or _is_json(line):
+            raise UsageError(
+                f"{path} ends with a line that is no record; name a file that ff validate wrote"
+            ) from error
+        os.ftruncate(fd, start + begin)
+    else:
+        os.write(fd, b"\n")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except DECODE_ERRORS:
+        return False
+    return True
 
 
 def _write(fd: int, line: bytes) -> None:

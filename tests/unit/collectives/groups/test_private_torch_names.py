@@ -35,6 +35,7 @@ USES: Final = {
     "torch.autograd._unsafe_preserve_version_counter": "training/ddp.py",
     "torch.distributed.ProcessGroup._get_backend": "training/process_groups.py",
     "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES": "training/ddp.py",
+    "torch.distributed._shard._utils.narrow_tensor_by_index": "checkpoint/dcp/foreign.py",
     "torch.distributed.checkpoint.filesystem._StorageInfo": "checkpoint/dcp/foreign.py",
     "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING": "checkpoint/dcp/foreign.py",
     "torch.distributed.device_mesh.DeviceMesh._get_root_mesh": "checkpoint/sharding.py training/process_groups.py",
@@ -42,6 +43,7 @@ USES: Final = {
     "torch.distributed.distributed_c10d._get_process_group_store": "collectives/torch/store.py",
     "torch.distributed.fsdp.FSDPModule._set_unshard_async_op": "training/fsdp/sharding.py",
     "torch.distributed.tensor._utils._compute_local_shape_and_global_offset": "checkpoint/sharding.py",
+    "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "recipes/trainer/stored.py",
     "torch.distributed.utils._to_kwargs": "training/ddp.py",
     "torch.nn.parallel.DistributedDataParallel._active_ddp_module": "training/ddp.py",
     # Modes that see every operator have no public place; torch's own counters are made of it.

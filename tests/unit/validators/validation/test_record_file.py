@@ -171,6 +171,21 @@ def test_a_line_that_a_dying_process_has_begun_is_cut_off(path: str) -> None:
     assert told(path) == [("n0", 1), ("n2", 1)]
 
 
+@pytest.mark.parametrize("text", ['{"kind": "notes", "of": [1, 2]}', "my notes", "{}\n[1, 2]"])
+def test_a_file_of_something_else_loses_nothing(path: str, text: str) -> None:
+    Path(path).write_text(text)
+    with pytest.raises(UsageError, match="ends with a line that is no record"):
+        append_record(path, PEERS[0])
+    assert Path(path).read_text() == text
+
+
+def test_a_whole_record_without_its_end_stays(path: str) -> None:
+    append_record(path, PEERS[0])
+    Path(path).write_bytes(Path(path).read_bytes()[:-1])
+    append_record(path, PEERS[1])
+    assert read_records(path) == PEERS[:2]
+
+
 def test_who_reads_leaves_out_a_line_that_a_dying_process_has_begun(path: str) -> None:
     append_record(path, record("n0"))
     with open(path, "ab") as file:

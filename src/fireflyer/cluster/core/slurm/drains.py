@@ -226,7 +226,7 @@ def decide(
     if held and (fresh or not node.drains):
         return Decision(f"{_told(fault)}; {held}", undrain=node.drains, held=True)
     event = _event_of(evidence.faults, busy=node.busy)
-    if not node.drains or (event is not None and not _needs_validation(node)):
+    if not node.drains or (event is not None and _says_more(event, node, now_s)):
         beside, since_s = event if event is not fault else None, drained_since_s(node) if node.drains else 0
         return Decision(_told(fault), drain=drain_reason(name, fault, beside, since_s=since_s))
     if evidence.remedy and (reason := reason_with_remedy(node, evidence.remedy)):
@@ -277,6 +277,15 @@ def _back_off_s(record: DrainRecord, limits: DrainLimits, now_s: int) -> int:
 def worst_fault(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
     """For which a node is drained. Never more than low is what a user can have made; None: nothing counts."""
     return next(iter(counted_faults(faults, busy=busy)), None)
+
+
+def _says_more(event: HealthEvent, node: FleetNode, now_s: int) -> bool:
+    """Whether our reason is to be written anew: it asks for no validation yet, or for one that has failed since, by
+    what it does not name."""
+    if not _needs_validation(node):
+        return True
+    known = reason_fault(node, now_s)
+    return event.check == VALIDATION and (known.check, known.cause) != (event.check, event.cause)
 
 
 def _event_of(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
