@@ -12,7 +12,6 @@ import contextlib
 import os
 import secrets
 import shlex
-import stat
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
 from fireflyer.cluster.core.slurm.fleet import FleetNode
 from fireflyer.cluster.core.slurm.output import Phase, SlurmJob
+from fireflyer.runtime.processes.trusted_path import changed_by_others
 from fireflyer.validators.cluster_tasks import Ended, Job
 from fireflyer.validators.core.validation.queue import ValidationQueue
 from fireflyer.validators.core.validation.reports import MAX_REPORT_BYTES, NodeReport, parse_node_report
@@ -105,17 +105,14 @@ def run_slurm_jobs(
 
 
 def check_outputs(directory: str) -> None:
-    """Raises `UsageError` for one that is none, or in which others could put a directory in the place of ours."""
-    try:
-        found = os.stat(directory)
-    except OSError:
-        found = None
-    if found is None or not stat.S_ISDIR(found.st_mode):
+    """Raises `UsageError` for one that is none, or in which others could put a directory in the place of ours, or the
+    place of which they could take."""
+    if not os.path.isdir(directory):
         raise UsageError(f"--output {directory} is no directory; give one that the nodes have, too")
-    others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-    if others or found.st_uid not in (0, os.geteuid()):
+    if why := changed_by_others(os.path.abspath(directory)):
         raise UsageError(
-            f"--output {directory} can be changed by other users, who could write reports; give a directory of your own"
+            f"--output {directory} can be changed by other users, who could write reports ({why}); give a directory of "
+            "your own"
         )
 
 

@@ -69,7 +69,7 @@ class StoredModel(nn.Module):
         """Completes the parameters of the model by the rows of the other ranks: after a step, and after a checkpoint
         was read. Collective over the shard group; nothing to do where parameters are not sharded."""
         for stored, parameter in self._rows:
-            parameter.copy_(stored.full_tensor())  # type: ignore[attr-defined]
+            parameter.copy_(stored.full_tensor())  # type: ignore[attr-defined]  # a parameter of a DTensor is one
 
     def drop_gradients(self) -> None:
         """Of the model and here."""

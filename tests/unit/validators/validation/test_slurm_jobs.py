@@ -252,3 +252,12 @@ def test_a_directory_that_others_can_change_is_refused(tmp_path: Path, mode: int
         return
     with pytest.raises(UsageError, match="can be changed by other users"):
         check_outputs(str(tmp_path))
+
+
+def test_a_directory_in_one_that_others_can_change_is_refused_too(tmp_path: Path) -> None:
+    own = tmp_path / "shared" / "own"
+    own.mkdir(parents=True)
+    own.chmod(0o700)
+    own.parent.chmod(0o777)
+    with pytest.raises(UsageError, match=r"can be changed by other users.*others than its owner may write .*shared "):
+        check_outputs(str(own))
