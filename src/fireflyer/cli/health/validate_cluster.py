@@ -14,7 +14,6 @@ import click
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND, format_duration
-from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.health.validation import (
     MAX_REASON,
     SLACK_NS,
@@ -24,6 +23,7 @@ from fireflyer.cli.health.validation import (
     held,
     keep,
     measure,
+    of_nodes,
     say,
     shown,
     told,
@@ -54,16 +54,9 @@ Examples:
   ff validate nodes --fs ff://fs-1:7000 --drain      replicas of a chain apart; nodes at fault are drained
 \b
 Exit codes: 0 all are in order; 1 a warning; 2 a node is at fault; 3 some could not be validated.""")  # fmt: skip
-@click.option("--every", type=Duration(), default="7d", show_default=True, help="Leave out what was validated since.")
-@click.option("--only", metavar="NAME", multiple=True, help="Only this validator; may be repeated.")
-@click.option("--time", "each", type=Duration(), default="1m", show_default=True, help="Of each validator.")
-@click.option("--directory", metavar="DIR", default="/tmp", show_default=True, shell_complete=complete_directory,  # noqa: S108 - of the nodes
-              help="On the storage that is tested, of each node; /tmp may be memory.")  # fmt: skip
-@click.option("--records", metavar="FILE", default="validation.jsonl", show_default=True, shell_complete=complete_file,
-              help="What was measured, and when; nodes are compared with it.")  # fmt: skip
+@of_nodes
 @click.option("--fs", "target", metavar="ff://…", help="File system whose storage runs on these nodes: replicas of a "
               "chain are validated one after the other; `none`: there is none.  [default: as for `ff fs`]")  # fmt: skip
-@click.option("--apart", metavar="NODES", multiple=True, help="Nodes (a,b,c) of which one is validated at a time.")
 @click.option("--drain", is_flag=True, help="Drain nodes at fault, up to a twentieth of all; else it is proposed.")
 @common
 @platform_option

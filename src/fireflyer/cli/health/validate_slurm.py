@@ -14,7 +14,7 @@ import click
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import SECOND, format_duration
-from fireflyer.cli.completion import complete_directory, complete_file
+from fireflyer.cli.completion import complete_directory
 from fireflyer.cli.health.validation import (
     MAX_REASON,
     SLACK_NS,
@@ -24,11 +24,11 @@ from fireflyer.cli.health.validation import (
     held,
     keep,
     measure,
+    of_nodes,
     say,
     told,
     worst_of,
 )
-from fireflyer.cli.numbers import Duration
 
 if TYPE_CHECKING:
     from fireflyer.base.health_event import HealthEvent
@@ -49,19 +49,12 @@ Examples:
   ff validate slurm --sbatch=--qos=idle --sbatch=--gres=gpu:8 --output /shared/validation --drain
 \b
 Exit codes: 0 all are in order; 1 a warning; 2 a node is at fault; 3 some could not be validated.""")  # fmt: skip
-@click.option("--every", type=Duration(), default="7d", show_default=True, help="Leave out what was validated since.")
-@click.option("--only", metavar="NAME", multiple=True, help="Only this validator; may be repeated.")
-@click.option("--time", "each", type=Duration(), default="1m", show_default=True, help="Of each validator.")
-@click.option("--directory", metavar="DIR", default="/tmp", show_default=True, shell_complete=complete_directory,  # noqa: S108 - of the nodes
-              help="On the storage that is tested, of each node; /tmp may be memory.")  # fmt: skip
-@click.option("--records", metavar="FILE", default="validation.jsonl", show_default=True, shell_complete=complete_file,
-              help="What was measured, and when; nodes are compared with it.")  # fmt: skip
+@of_nodes
 @click.option("--output", "outputs", metavar="DIR", default=".", show_default=True, shell_complete=complete_directory,
               help="For the files of the jobs: the nodes must have it at the same path.")  # fmt: skip
 @click.option("--partition", metavar="NAME", help="Of the jobs; only its nodes are validated.")
 @click.option("--sbatch", "options", metavar="OPTION", multiple=True,
               help="Further option of sbatch, as --sbatch=--qos=idle; may be repeated.")  # fmt: skip
-@click.option("--apart", metavar="NODES", multiple=True, help="Nodes (a,b,c) of which one is validated at a time.")
 @click.option("--drain", is_flag=True, help="Drain nodes at fault, as `ff health slurm`; else it is proposed.")
 @click.option(
     "--breaker-share", type=click.FloatRange(0, 1), metavar="SHARE", default=0.05, show_default=True,

@@ -14,6 +14,7 @@ import msgspec
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration
 
 if TYPE_CHECKING:
@@ -23,14 +24,33 @@ if TYPE_CHECKING:
     from fireflyer.validators.core.validation.reports import NodeReport
 
 __all__ = [
-    "MAX_REASON", "SLACK_NS", "at_fault", "check_names", "common", "held", "keep", "measure", "say", "shown", "told",
-    "worst_of",
+    "MAX_REASON", "SLACK_NS", "at_fault", "check_names", "common", "held", "keep", "measure", "of_nodes", "say",
+    "shown", "told", "worst_of",
 ]  # fmt: skip
 
 MAX_REASON: Final = 300
 SLACK_NS: Final = 300 * SECOND
 """Of a task, for its start and for what takes longer than it was told."""
 _FAULT, _WARNING, _NOT_RUN = 2, 1, 3
+
+
+def of_nodes(function: Callable[..., object]) -> Callable[..., object]:
+    """Options of commands that validate nodes: which, by what, and where what was measured is kept."""
+    for option in (
+        click.option("--apart", metavar="NODES", multiple=True,
+                     help="Nodes (a,b,c) of which one is validated at a time."),
+        click.option("--records", metavar="FILE", default="validation.jsonl", show_default=True,
+                     shell_complete=complete_file, help="What was measured, and when; nodes are compared with it."),
+        click.option("--directory", metavar="DIR", default="/tmp", show_default=True,  # noqa: S108 - of the nodes
+                     shell_complete=complete_directory,
+                     help="On the storage that is tested, of each node; /tmp may be memory."),
+        click.option("--time", "each", type=Duration(), default="1m", show_default=True, help="Of each validator."),
+        click.option("--only", metavar="NAME", multiple=True, help="Only this validator; may be repeated."),
+        click.option("--every", type=Duration(), default="7d", show_default=True,
+                     help="Leave out what was validated since."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
 
 
 def common(function: Callable[..., object]) -> Callable[..., object]:
