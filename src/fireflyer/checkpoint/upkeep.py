@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -46,7 +47,9 @@ def _permitted(shown: str, done: str) -> Iterator[None]:
     """Who may not write is told what was not done, and not which name beside the checkpoint could not be made."""
     try:
         yield
-    except PermissionDenied:
+    except PermissionDenied as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EROFS:
+            raise PermissionDenied(f"{shown} is not {done}: the file system is read-only") from None
         above = shown.rpartition("/")[0]
         raise PermissionDenied(
             f"{shown} is not {done}: permission denied; that needs the right to write in {above}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from fireflyer.base.errors import NoSpace, PermissionDenied, UsageError
+from fireflyer.base.os_errors import translate_os_error
 from fireflyer.checkpoint import capture, load_into
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.exporting import plan_export
@@ -216,6 +218,22 @@ def test_who_may_not_write_is_told_what_was_not_done(tmp_path: Path, change: Cal
     said = f"{checkpoint} is not {done}: permission denied; that needs the right to write in {tmp_path}"
     assert refused.value.message == said
     assert names(tmp_path) == ["step-00000010", "step-00000020"]
+
+
+@pytest.mark.parametrize(("change", "done"), [(pin, "pinned"), (unpin, "unpinned"), (remove, "removed")])
+def test_a_file_system_that_is_read_only_is_said(tmp_path: Path, change: Callable[..., object], done: str) -> None:
+    save_all(tmp_path, [10, 20])
+
+    def refused(*_: object, **__: object) -> None:
+        error = OSError(errno.EROFS, "Read-only file system")
+        raise translate_os_error(error, "write") from error
+
+    class ReadOnly(RealDisk):
+        create = rename = remove = refused  # type: ignore[assignment]
+
+    checkpoint = tmp_path / "step-00000010"
+    with pytest.raises(PermissionDenied, match=f"{checkpoint} is not {done}: the file system is read-only"):
+        change(checkpoint, disk=ReadOnly())
 
 
 def test_an_export_is_the_model_as_hugging_face_names_it(tmp_path: Path, capsys: Capture) -> None:
