@@ -144,21 +144,13 @@ def _end_last_line(path: str, fd: int) -> None:
     try:
         msgspec.json.decode(line, type=NodeRecord)
     except DECODE_ERRORS as error:
-        if not line.startswith(b"{") or _is_json(line):
+        if not line.startswith(b"{") or isinstance(error, msgspec.ValidationError):  # JSON of something else
             raise UsageError(
                 f"{path} ends with a line that is no record; name a file that ff validate wrote"
             ) from error
         os.ftruncate(fd, start + begin)
     else:
         os.write(fd, b"\n")
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line)
-    except DECODE_ERRORS:
-        return False
-    return True
 
 
 def _write(fd: int, line: bytes) -> None:
