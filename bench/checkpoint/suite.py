@@ -94,10 +94,16 @@ def _measure(options: Options, shape: Shape, directory: str) -> Iterator[Result]
     program = contenders[PROGRAM]
     assert isinstance(program, Program)
     place = _Place(shape, state, contenders, directory, program.image)
-    yield from _saves(options, place)
-    yield from _loads(options, place, "existing")
-    if not shape.only_two:
+    save, stall, existing, new = map(options.selects, _cases_of(shape))
+    if save or stall:
+        yield from _saves(options, place)
+    else:
+        _save_once(place)
+    if existing:
+        yield from _loads(options, place, "existing")
+    if new and not shape.only_two:
         yield from _loads(options, place, "new")
+    if (save or existing) and not shape.only_two:
         yield from _peaks(place)
 
 
@@ -150,6 +156,14 @@ def _saves(options: Options, place: _Place) -> list[Result]:
         _processor(f"save/disk/{place.shape.name}", turns, place.shape),
         _stalls(place.shape, turns),
     ]
+
+
+def _save_once(place: _Place) -> None:
+    """What loads read."""
+    for contender in place.contenders.values():
+        contender.save(place.state)
+        contender.tidy()
+    write_raw(place.raw, place.image)
 
 
 def _copy(place: _Place) -> None:
