@@ -34,6 +34,8 @@ def test_the_page_fits_and_shows_everything(browser: Browser, tmp_path: Path, wi
         assert box is not None
         assert 0 <= box["x"] <= box["x"] + box["width"] <= width
     assert page.locator("svg").count() == 4
+    terms = page.get_by_role("rowheader").or_(page.locator("td, dt")).all_text_contents()
+    assert {"u0", "Δt", "N·r_f"} <= set(terms)
     bars = page.locator(".lane .bar b")
     assert bars.count() > 10
     widths = [bar.bounding_box() for bar in bars.all()]

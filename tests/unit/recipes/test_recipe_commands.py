@@ -17,7 +17,7 @@ import pytest
 from tests.support.jobs.soak_facts import SOAK, good_soak
 from tests.support.jobs.whole_facts import PLAN, good_facts
 
-from fireflyer.base.events import StepReport
+from fireflyer.base.events import JobEvent, ResumeReport, StepReport
 from fireflyer.cli.main import main
 from fireflyer.recipes.corpus import Corpus
 from fireflyer.recipes.soak import run as soak_run
@@ -32,6 +32,7 @@ from fireflyer.recipes.testbed.reference import (
     undisturbed_runs,
 )
 from fireflyer.recipes.whole import run as whole_run
+from fireflyer.recipes.whole.checks import judge
 from fireflyer.recipes.whole.facts import Facts
 
 change = msgspec.structs.replace
@@ -72,7 +73,50 @@ def other_loss(facts: Facts) -> Facts:
     return change(facts, references={**facts.references, "first": change(first, losses=losses)})
 
 
+def other_task(name: str, **values: Any) -> Callable[[Facts], Facts]:
+    return lambda facts: change(
+        facts, tasks=tuple(change(task, **values) if task.name == name else task for task in facts.tasks)
+    )
+
+
+def other_fault(kind: str, **values: Any) -> Callable[[Facts], Facts]:
+    return lambda facts: change(
+        facts, faults=tuple(change(one, **values) if one.kind == kind else one for one in facts.faults)
+    )
+
+
+def failed_read(facts: Facts) -> Facts:
+    at = next(number for number, one in enumerate(facts.operations) if one.kind == "read")
+    broken = change(facts.operations[at], error="/traffic/0 does not hold what was written last")
+    return change(facts, operations=(*facts.operations[:at], broken, *facts.operations[at + 1 :]))
+
+
+def older_start(facts: Facts) -> Facts:
+    """The first task went on from the last checkpoint but one after its node was killed."""
+
+    def older(event: JobEvent) -> JobEvent:
+        meant = isinstance(event, ResumeReport) and event.attempt == 1
+        return change(event, step=20, checkpoint="step-00000020") if meant else event
+
+    task = facts.tasks[0]
+    runs = tuple(
+        change(run, log=tuple(change(entry, event=older(entry.event)) for entry in run.log)) for run in task.runs
+    )
+    return other_task("first", runs=runs)(facts)
+
+
+def moved_urgent(facts: Facts) -> Facts:
+    urgent = next(task for task in facts.tasks if task.name == "urgent")
+    return other_task("urgent", runs=(change(urgent.runs[0], nodes=("agent-1", "agent-2")),))(facts)
+
+
 WRONG_DEMOS: dict[str, tuple[Callable[[Facts], Facts], str]] = {
+    "tasks": (other_task("second", outcome="failed"), "second"),
+    "starts": (older_start, "went on from step 20"),
+    "storage node": (other_fault("storage", killed=0), "no process of the storage node"),
+    "storage traffic": (failed_read, "/traffic/0 does not hold"),
+    "compute node": (other_fault("node", killed=1), "1 processes of"),
+    "interruption": (moved_urgent, "urgent did not get the nodes"),
     "losses": (other_loss, "task first: rank 0, step 35"),
     "files": (lambda facts: change(facts, stored=facts.stored[1:]), "/traffic/0"),
     "course": (lambda facts: change(facts, trouble=("waited 600 s for a run",)), "waited 600 s for a run"),
@@ -154,6 +198,10 @@ def test_the_terminal_shows_the_storage_in_time_with_the_failure(
         assert line.endswith("at most 4.0 MiB/s")
     bad = degraded[14 : 14 + 78]
     assert (bad.index("▒"), bad.rindex("▒")) == (int(8 * cell), int(11 * cell))
+
+
+def test_a_difference_is_planted_for_each_check() -> None:
+    assert set(WRONG_DEMOS) == {check.name for check in judge(PLAN, good_facts())}
 
 
 @pytest.mark.parametrize("check", WRONG_DEMOS)

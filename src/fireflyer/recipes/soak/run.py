@@ -116,9 +116,7 @@ class _Stage:
             self._platform = PlatformWatch(
                 cleanup.enter_context(self._cluster.client()), self._cluster.layout, self._now_ns
             )
-            self._say(
-                f"watch it: {self._cluster.url} (log in with the token in {self._cluster.layout.connection_file})"
-            )
+            self._say(self._cluster.watch_line)
             with (
                 _running(self._storage),
                 _running(self._platform),

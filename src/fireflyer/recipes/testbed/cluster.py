@@ -44,6 +44,11 @@ class Cluster:
     def url(self) -> str:
         return self._connection.url
 
+    @property
+    def watch_line(self) -> str:
+        """Says where the web page is while the recipe runs, and how to log in."""
+        return f"watch it: {self.url} (log in with the token in {self.layout.connection_file})"
+
     def client(self, token: str = "") -> Client:
         """Of the user with this token; by default of the administrator. The caller closes it."""
         connection = self._connection

@@ -124,7 +124,7 @@ class _Stage:
         self._zero_ns = time.monotonic_ns()
         self._unix_zero_ns = time.time_ns()
         self._cluster_zero_ns = self._admin.cluster().time_ns
-        self._say(f"watch it: {self._cluster.url} (log in with the token in {self._cluster.layout.connection_file})")
+        self._say(self._cluster.watch_line)
 
     def _now_ns(self) -> int:
         return time.monotonic_ns() - self._zero_ns
