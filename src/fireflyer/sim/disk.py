@@ -197,10 +197,9 @@ class SimDisk:
         """Equal for disks with equal names and contents, as programs see them."""
         state = hashlib.blake2b(digest_size=16)
         for path, node in _walk(self._root, ""):
-            is_file = isinstance(node, FileNode)
-            state.update(f"{path}\0{len(node.content) if is_file else -1}\0".encode())
-            if is_file:
-                state.update(node.content)
+            content = node.content if isinstance(node, FileNode) else None
+            state.update(f"{path}\0{-1 if content is None else len(content)}\0".encode())
+            state.update(content or b"")
         return state.digest()
 
     def used_bytes(self) -> int:
