@@ -7,6 +7,7 @@ field that is renamed, `tag=` that of a class), or it is meant, and the format g
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,17 +16,27 @@ import pytest
 from tests.golden.pinned import decoders
 from tests.golden.pinned.codecs import decode, encode
 from tests.golden.pinned.decoders import decoded_types
-from tests.golden.pinned.layout import layout, moved, structs_of
-from tests.golden.pinned.recorded import WIRE, data_file, read_record
+from tests.golden.pinned.layout import Layout, layout, moved, structs_of
+from tests.golden.pinned.recorded import WIRE, Recorded, data_file, read_record
 from tests.golden.pinned.registry import FORMATS
 
 BY_NAME = {form.name: form for form in FORMATS}
 
 
+@functools.cache
+def recorded_now(name: str) -> Recorded:
+    """What is recorded of the revision that is written now."""
+    return read_record(BY_NAME[name], BY_NAME[name].revision)
+
+
+@functools.cache
+def layout_now(name: str) -> Layout:
+    return layout(BY_NAME[name].kind)
+
+
 @pytest.mark.parametrize("name", BY_NAME)
 def test_names_tags_and_order_of_fields_are_those_recorded(name: str) -> None:
-    form = BY_NAME[name]
-    recorded, now = read_record(form, form.revision).layout, layout(form.kind)
+    recorded, now = recorded_now(name).layout, layout_now(name)
     for number, (was, row) in enumerate(zip(recorded.rows, now.rows, strict=False)):
         assert row == was, (
             f"{name}, #{number}: {now.classes[number]} is encoded otherwise than {recorded.classes[number]} was"
@@ -35,8 +46,7 @@ def test_names_tags_and_order_of_fields_are_those_recorded(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_fields_by_position_and_values_of_enumerations_do_not_change_places(name: str) -> None:
-    form = BY_NAME[name]
-    recorded, now = read_record(form, form.revision).layout, layout(form.kind)
+    recorded, now = recorded_now(name).layout, layout_now(name)
     for was, is_now in zip(recorded.order, now.order, strict=True):
         for before, after in zip(was, is_now, strict=False):
             assert not moved(before, after), f"{name}: {moved(before, after)} of {before} stand elsewhere in {after}"
@@ -48,8 +58,7 @@ def test_fields_by_position_and_values_of_enumerations_do_not_change_places(name
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_recorded_bytes_are_decoded_and_encoded_to_the_same_bytes(name: str) -> None:
-    form = BY_NAME[name]
-    recorded = read_record(form, form.revision)
+    form, recorded = BY_NAME[name], recorded_now(name)
     assert recorded.samples, f"{name} has no samples"
     for sample in recorded.samples:
         assert encode(form.codec, decode(form.codec, sample, form.kind)) == sample
@@ -59,7 +68,7 @@ def test_recorded_bytes_are_decoded_and_encoded_to_the_same_bytes(name: str) -> 
 def test_every_class_of_a_format_is_in_its_samples(name: str) -> None:
     form = BY_NAME[name]
     seen: dict[type, None] = {}
-    for sample in read_record(form, form.revision).samples:
+    for sample in recorded_now(name).samples:
         seen |= dict.fromkeys(map(type, _parts(decode(form.codec, sample, form.kind))))
     missing = [kind.__name__ for kind in structs_of(form.kind) if kind not in seen]
     assert not missing, f"no sample of {name} holds {missing}"

@@ -66,25 +66,48 @@ def survivors(job: Job, *, limit: int) -> Iterator[SimDisk]:
             yield disk
 
 
-class Campaign:
-    """Counts, and does not go through the same recovery twice: it depends on nothing but what the disk holds."""
+class Recoveries:
+    """Goes through no recovery twice: it depends on nothing but what the disk holds, the size of the job, and the
+    manager's code."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self) -> None:
+        self._restored: dict[tuple[bytes, bool, int, int], int] = {}
+
+    def check(self, disk: SimDisk, *, at_least: int, world_size: int, attempt: int) -> bytes:
+        """As `check_recovery`. Returns the digest of what the disk held."""
+        digest = disk.digest()
+        key = (digest, disk.durable_names, world_size, attempt)
+        if key not in self._restored:
+            found = check_recovery(disk, at_least=at_least, world_size=world_size, attempt=attempt)
+            self._restored[key] = found.step if found is not None else 0
+        assert self._restored[key] >= at_least
+        return digest
+
+
+UNWEAKENED = Recoveries()
+"""Of the manager as it is, for all tests of this module. A test that changes the manager's code takes its own."""
+
+
+class Campaign:
+    """Counts fault points, and disks that differ."""
+
+    def __init__(self, world_size: int, recoveries: Recoveries) -> None:
         self.points = 0
-        self.disks = 0
         self._world_size = world_size
-        self._restored: dict[bytes, int] = {}
+        self._recoveries = recoveries
+        self._seen: set[bytes] = set()
+
+    @property
+    def disks(self) -> int:
+        return len(self._seen)
 
     def check(self, job: Job, *, limit: int, before: int, attempt: int = 2) -> None:
         self.points += 1
         for disk in survivors(job, limit=limit):
-            digest = disk.digest()
             at_least = newest(job, before)
-            if digest not in self._restored:
-                self.disks += 1
-                found = check_recovery(disk, at_least=at_least, world_size=self._world_size, attempt=attempt)
-                self._restored[digest] = found.step if found is not None else 0
-            assert self._restored[digest] >= at_least
+            self._seen.add(
+                self._recoveries.check(disk, at_least=at_least, world_size=self._world_size, attempt=attempt)
+            )
 
 
 def campaign(
@@ -96,9 +119,10 @@ def campaign(
     seeds: range = range(1),
     kinds: tuple[FaultKind, ...] = (FaultKind.CRASH_BEFORE,),
     wrap: Wrap | None = None,
+    recoveries: Recoveries = UNWEAKENED,
 ) -> Campaign:
     """A crash at every fault point."""
-    results = Campaign(world_size)
+    results = Campaign(world_size, recoveries)
     for seed in seeds:
         whole = run_with(None, start, world_size=world_size, seed=seed, wrap=wrap)
         assert [step for step, _ in whole.committed] == STEPS
@@ -148,7 +172,7 @@ def test_every_operation_before_and_after_under_many_schedules(world_size: int) 
 
 def crash_twice(first_at: list[int], *, stride: int, limit: int) -> Campaign:
     """A crash at each of `first_at`, then another at every `stride`-th operation of the attempt that recovers."""
-    results = Campaign(2)
+    results = Campaign(2, UNWEAKENED)
     seen: dict[bytes, None] = {}
     for index in first_at:
         first = run_with(Fault(kind=FaultKind.CRASH_BEFORE, index=index), SimDisk(), world_size=2)
@@ -203,7 +227,7 @@ def test_a_save_that_fails_at_any_operation_is_reported_and_loses_nothing(kind: 
         assert all("\n" not in message for _, _, message in job.errors)
         assert [step for step, _ in job.committed] == [step for step in STEPS if step not in failed]
         assert failed or job.notes, "nothing goes wrong in silence"
-        check_recovery(job.disk, at_least=newest(job, 5), world_size=2, attempt=2)
+        UNWEAKENED.check(job.disk, at_least=newest(job, 5), world_size=2, attempt=2)
 
 
 def test_a_full_disk_fails_saves_and_keeps_the_checkpoints_that_are_there() -> None:
@@ -224,9 +248,16 @@ def test_a_full_disk_fails_saves_and_keeps_the_checkpoints_that_are_there() -> N
 # Planted faults: each weakened manager must be caught by the same campaign.
 
 
-def caught(wrap: Wrap | None = None, start: SimDisk | None = None, *, world_size: int = 2) -> bool:
+def caught(
+    wrap: Wrap | None = None,
+    start: SimDisk | None = None,
+    *,
+    world_size: int = 2,
+    recoveries: Recoveries = UNWEAKENED,
+) -> bool:
+    start = start or prepared()
     try:
-        campaign(start or prepared(), world_size=world_size, limit=60, before=5, wrap=wrap)
+        campaign(start, world_size=world_size, limit=60, before=5, wrap=wrap, recoveries=recoveries)
     except (AssertionError, FileNotFoundError):
         return True
     return False
@@ -280,7 +311,7 @@ def test_a_rename_before_the_manifest_is_caught(monkeypatch: pytest.MonkeyPatch)
         return name
 
     monkeypatch.setattr(performing, "commit", hasty)
-    assert caught()
+    assert caught(recoveries=Recoveries())
 
 
 def test_a_removal_before_its_rename_is_durable_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +327,7 @@ def test_a_removal_before_its_rename_is_durable_is_caught(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(performing, "discard", hasty)
     monkeypatch.setattr(opening, "discard", hasty)
-    assert caught()
+    assert caught(recoveries=Recoveries())
 
 
 def test_a_write_that_is_not_waited_for_before_the_fsync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +349,7 @@ def test_a_write_that_is_not_waited_for_before_the_fsync_is_caught(monkeypatch: 
         return record
 
     monkeypatch.setattr(image, "_write_image", hasty)
-    assert caught()
+    assert caught(recoveries=Recoveries())
 
 
 def test_the_unweakened_manager_passes_the_campaign_that_catches_the_others() -> None:

@@ -158,7 +158,7 @@ class SimDisk:
         found = [
             (path, node)
             for path, node in nodes.values()
-            if any(owner is None or write.owner == owner for write in node.pending)
+            if node.pending and (owner is None or any(write.owner == owner for write in node.pending))
         ]
         return sorted(found, key=lambda item: item[1].number)
 
@@ -197,8 +197,9 @@ class SimDisk:
         """Equal for disks with equal names and contents, as programs see them."""
         state = hashlib.blake2b(digest_size=16)
         for path, node in _walk(self._root, ""):
-            content = bytes(node.content) if isinstance(node, FileNode) else None
-            state.update(repr((path, content)).encode())
+            content = node.content if isinstance(node, FileNode) else None
+            state.update(f"{path}\0{-1 if content is None else len(content)}\0".encode())
+            state.update(content or b"")
         return state.digest()
 
     def used_bytes(self) -> int:
@@ -293,11 +294,21 @@ def _parts(path: str) -> list[str]:
     return parts
 
 
-def _walk(node: Node, path: str, *, durable: bool = False) -> Iterator[tuple[str, Node]]:
+def _walk(node: Node, path: str, *, durable: bool = False) -> list[tuple[str, Node]]:
+    """What is below `node`: each directory before what is in it, in the order of names."""
+    found: list[tuple[str, Node]] = []
+    _walk_into(found, node, path, durable=durable)
+    return found
+
+
+def _walk_into(found: list[tuple[str, Node]], node: Node, path: str, *, durable: bool) -> None:
     if isinstance(node, DirectoryNode):
-        for name, inner in sorted((node.durable if durable else node.entries).items()):
-            yield f"{path}/{name}", inner
-            yield from _walk(inner, f"{path}/{name}", durable=durable)
+        names = node.durable if durable else node.entries
+        for name in sorted(names):
+            inner = names[name]
+            found.append((f"{path}/{name}", inner))
+            if isinstance(inner, DirectoryNode):
+                _walk_into(found, inner, f"{path}/{name}", durable=durable)
 
 
 def _pending_file(path: str, node: FileNode, owner: str | None) -> PendingFile:

@@ -167,8 +167,9 @@ def copy_node(node: Node, copies: dict[int, Node]) -> Node:
         return file
     directory = DirectoryNode(node.number)
     copies[id(node)] = directory
-    directory.durable = {name: copy_node(inner, copies) for name, inner in node.durable.items()}
-    directory.entries = {name: copy_node(inner, copies) for name, inner in node.entries.items()}
+    known_copy = copies.get  # of most: a name is in both
+    directory.durable = {name: known_copy(id(it)) or copy_node(it, copies) for name, it in node.durable.items()}
+    directory.entries = {name: known_copy(id(it)) or copy_node(it, copies) for name, it in node.entries.items()}
     return directory
 
 

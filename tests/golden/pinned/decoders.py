@@ -55,7 +55,9 @@ class Module:
 
     @cached_property
     def calls(self) -> list[Call]:
-        return list(_calls(self, self.tree, ()))
+        found: list[Call] = []
+        _find_calls(found, self, self.tree, ())
+        return found
 
     @cached_property
     def namespace(self) -> dict[str, Any]:
@@ -112,12 +114,18 @@ def modules() -> tuple[Module, ...]:
     return tuple(Module(path, path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py")))
 
 
-def _calls(module: Module, node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[Call]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Call):
-            yield Call(module, child, around)
-        scope = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        yield from _calls(module, child, (*around, child) if scope else around)
+_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _find_calls(found: list[Call], module: Module, node: ast.AST, around: tuple[ast.AST, ...]) -> None:
+    """Appends the calls below `node`, outer ones first; a generator for each node took a third of the time."""
+    for field in node._fields:
+        inside = getattr(node, field, None)
+        for child in inside if isinstance(inside, list) else (inside,):
+            if isinstance(child, ast.AST) and child._fields:
+                if isinstance(child, ast.Call):
+                    found.append(Call(module, child, around))
+                _find_calls(found, module, child, (*around, child) if isinstance(child, _SCOPES) else around)
 
 
 def _calls_of(name: str) -> Iterator[Call]:

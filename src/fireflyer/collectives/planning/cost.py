@@ -22,6 +22,7 @@ The formulas of each algorithm, their sources, and what the model gets wrong: do
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Final, NamedTuple
 
@@ -191,6 +192,7 @@ class _Cost(NamedTuple):
     held: _Line
 
 
+@functools.lru_cache(maxsize=64)  # choosing a route and a chunk size asks for the same one again and again
 def _cost(speeds: Speeds, layout: Layout, kind: str, algorithm: str) -> _Cost:
     shape = shape_of(kind, algorithm, layout.zone_of_node)
     wire_ns, thread_ns = SECOND / speeds.bytes_per_s, SECOND / speeds.both_ways_bytes_per_s

@@ -109,7 +109,9 @@ class _Half:
         self.world, self.node, self.lane, self.program, self.total = world, node, lane, program, total
         plan = world.plan
         self.done: list[set[int]] = [set() for _ in range(total)]
-        self.filled = self.taken = 0
+        self.filled = self.taken = self._left = 0
+        self.takes: Final = world.takes(node)
+        self._able: list[Event] | None = None
         self.acc: dict[tuple[int, int], Value] = {}
         self.result: dict[tuple[int, int], Value] = {}
         self.waiting: dict[Wire, deque[tuple[int, int, _Frame]]] = {}
@@ -126,13 +128,11 @@ class _Half:
 
     def freed(self) -> int:
         """Chunks that have left their slots: all steps done and, where ranks take it, the result taken out."""
-        count = self.taken
-        while count < self.total and self._complete(count) and not self.takes():
-            count += 1
-        return count
-
-    def takes(self) -> bool:
-        return self.world.takes(self.node)
+        if self.takes:
+            return self.taken
+        while self._left < self.total and self._complete(self._left):
+            self._left += 1
+        return self._left
 
     def _complete(self, i: int) -> bool:
         return i < self.filled and len(self.done[i]) == len(self.program.steps)
@@ -142,9 +142,19 @@ class _Half:
         step = self.program.steps[index]
         result = step.action is Action.RECEIVE_RESULT
         there = i < self.freed() + self.world.depth if result else i < self.filled
-        return there and all(before in self.done[i] for before in step.after)
+        return there and self.done[i].issuperset(step.after)
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> list[Event]:
+        """What could happen here; worked out again only after `changed`."""
+        if self._able is None:
+            self._able = list(self._events())
+        return self._able
+
+    def changed(self) -> None:
+        """A step was made here, or a frame was put on or taken off one of the connections."""
+        self._able = None
+
+    def _events(self) -> Iterator[Event]:
         if self.filled < self.total and self.filled < self.freed() + self.world.depth:
             yield "fill", self.node, (self.lane, 0, 0, 0)
         for wire, order in self.outgoing.items():
@@ -158,7 +168,7 @@ class _Half:
         for wire, queue in self.waiting.items():
             if queue and self.may(*queue[0][:2]):
                 yield "add", self.node, wire
-        if self.takes() and self.taken < self.total and self._complete(self.taken):
+        if self.takes and self.taken < self.total and self._complete(self.taken):
             yield "take", self.node, (self.lane, 0, 0, 0)
 
     def _can_receive(self, wire: Wire, i: int, index: int) -> bool:
@@ -240,6 +250,7 @@ class _World:
         for lane in LANES:
             total = sum(chunk_lane(chunk) == lane for chunk in range(chunks))
             self.halves += [_Half(self, node, lane, p, total) for node, p in enumerate(self.programs[lane])]
+        self._half_of = {(half.node, half.lane): half for half in self.halves}
         self.sums_of = {
             (lane, block): expected_sum(self.programs[lane], block)
             for lane in LANES
@@ -275,12 +286,16 @@ class _World:
         if not right or not everybody:
             raise InvariantViolation(f"node {node} ends block {block} of lane {lane} with {value}")
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> list[Event]:
+        able: list[Event] = []
         for half in self.halves:
             if half.node != self.dead and half.node not in self.blamed:
-                yield from half.events()
-        if self.dead is None:
-            return
+                able += half.events()
+        if self.dead is not None:
+            able += self._news_of_death()
+        return able
+
+    def _news_of_death(self) -> Iterator[Event]:
         for node, other in self.near:
             if node == self.dead or node in self.blamed:
                 continue
@@ -290,14 +305,17 @@ class _World:
                 yield "hear", node, (other, 0, 0, 0)
 
     def _over(self, node: int) -> bool:
-        return all(half.over() for half in self.halves if half.node == node)
+        return all(self._half_of[node, lane].over() for lane in LANES)
 
     def perform(self, event: Event) -> None:
         what, node, where = event
         if what in ("notice", "hear"):
             self.blamed[node] = where[0] if what == "notice" else self.blamed[where[0]]
             return
-        half = next(h for h in self.halves if (h.node, h.lane) == (node, where[0]))
+        half = self._half_of[node, where[0]]
+        half.changed()
+        if what in ("send", "receive"):  # the other end of the connection
+            self._half_of[where[2] if what == "send" else where[1], where[0]].changed()
         if what == "fill":
             half.fill()
         elif what == "take":
@@ -311,6 +329,8 @@ class _World:
             if wire[1] == node:
                 for _ in range(choose(len(frames) + 1)):
                     frames.pop()
+        for half in self.halves:
+            half.changed()
 
     def ends(self) -> list[End]:
         nodes = range(self.plan.nodes)
@@ -340,7 +360,7 @@ def run(
     while count < MAX_EVENTS:
         if death is not None and world.dead is None and count == death.after_events:
             world.kill(death.node, choose)
-        able = list(world.events())
+        able = world.events()
         if not able:
             break
         world.perform(able[choose(len(able))])

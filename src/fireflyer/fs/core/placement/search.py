@@ -154,9 +154,9 @@ class Search:
         leaves = int(self._less[a, others].sum())
         there = self._more[a][seen]
         delta = arrives[seen] + (there.sum(axis=1, keepdims=True) - there)
-        delta += self._less[seen[:, :, None], seen[:, None, :]].sum(axis=2)
+        delta += self._sums_of_pairs(self._less, seen)
         # Whoever is in both chains meets a and b as often as before: what was added for that is taken back.
-        shared = np.isin(seen, others)
+        shared = (seen[:, :, None] == others).any(axis=2)
         rows_shared = np.flatnonzero(shared.any(axis=1))
         if len(rows_shared):
             some, common = seen[rows_shared], shared[rows_shared]
@@ -166,8 +166,9 @@ class Search:
         if only >= 0:
             delta[seen != only] = NEVER
         further = self._further(row, a, rows, seen)
-        delta += MOVE_COST * further
-        delta[self._moved + further > self._most_moved] += NEVER
+        if self._stay is not None:
+            delta += MOVE_COST * further
+            delta[self._moved + further > self._most_moved] += NEVER
         tabu = (self._tabu[row][seen] > self._step) | (self._tabu[rows, a] > self._step)[:, None]
         delta[tabu & (delta + leaves + self.cost >= self.best_cost)] += NEVER >> 8
         noise = (self._rng.words(delta.size) & np.uint64(1023)).astype(np.int64).reshape(delta.shape)
@@ -178,6 +179,14 @@ class Search:
         self.cost += MOVE_COST * int(further.flat[place])
         other_row, other_at = int(rows[place // chain.size]), place % chain.size
         self._apply(row, at, other_row, other_at)
+
+    @staticmethod
+    def _sums_of_pairs(table: Counts, seen: Counts) -> Counts:
+        """For each place of each row the sum of `table` over it and every place of the row; (rows, k)."""
+        sums = np.empty_like(seen)
+        for at in range(seen.shape[1]):
+            sums[:, at] = table[seen[:, at, None], seen].sum(axis=1)
+        return sums
 
     def _further(self, row: int, a: int, rows: npt.NDArray[np.int64], seen: Counts) -> Counts:
         """By how much each exchange changes the number of targets that are not where they were; (rows, k)."""
