@@ -26,9 +26,9 @@ _HOUR_S: Final = 3600.0
 
 @click.command("history", short_help="List tasks that have ended, also long ago.", epilog="""\b
 Examples:
-  ff history                          your tasks that ended, the last one first
-  ff history --all-users --for 168h     those of everybody of the last week
-  ff history --outcome failed         those that failed""")  # fmt: skip
+  ff history                         # your tasks that ended, the last one first
+  ff history --all-users --for 168h  # those of everybody of the last week
+  ff history --outcome failed        # those that failed""")  # fmt: skip
 @click.option("--all-users", "-a", is_flag=True, help="Tasks of everybody.")
 @click.option("--user", metavar="USER", default="", help="Tasks of this user.  [default: you]")
 @click.option("--outcome", type=click.Choice(["succeeded", "failed", "stopped"]), help="How they ended.  [default: "
@@ -84,9 +84,9 @@ def history_command(
 
 @click.command("usage", short_help="Show what users had of the cluster.", epilog="""\b
 Examples:
-  ff usage                        in the last day, by user
-  ff usage --month 2026-11        in a month
-  ff usage --for 168h --by group    in the last week, by group""")  # fmt: skip
+  ff usage                        # in the last day, by user
+  ff usage --month 2026-11        # in a month
+  ff usage --for 168h --by group  # in the last week, by group""")  # fmt: skip
 @click.option("--month", metavar="YYYY-MM", help="A month, in the time zone of this machine.  [default: the last day]")
 @click.option("--for", "span", metavar="TIME", type=Duration(), help="So long until now, in the place of a month.  "
               "[default: the last day]")  # fmt: skip
@@ -130,9 +130,9 @@ def _month(text: str) -> tuple[int, int]:
 
 @click.command("audit", short_help="Show who changed what.", epilog="""\b
 Examples:
-  ff audit                          the last changes, the newest first
-  ff audit --target gpu-7           of a node
-  ff audit --user ann --for 720h     by a user, in the last month""")  # fmt: skip
+  ff audit                        # the last changes, the newest first
+  ff audit --target gpu-7         # of a node
+  ff audit --user ann --for 720h  # by a user, in the last month""")  # fmt: skip
 @click.option("--user", metavar="USER", default="", help="Changes by this user.  [default: anybody]")
 @click.option("--command", metavar="NAME", default="", help="Of this kind, such as DrainNode.  [default: any]")
 @click.option("--target", metavar="NAME", default="", help="Of this task, node or user.  [default: any]")

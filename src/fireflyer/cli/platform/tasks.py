@@ -31,9 +31,9 @@ _ALL: Final = ("queued", "scheduled", "running", "suspending", "suspended", "fin
     short_help="List tasks.",
     epilog="""\b
 Examples:
-  ff ps                       your tasks that have not finished
-  ff ps --all-users           those of everybody
-  ff ps --state finished      yours that have finished, the newest first""",
+  ff ps                   # your tasks that have not finished
+  ff ps --all-users       # those of everybody
+  ff ps --state finished  # yours that have finished, the newest first""",
 )
 @click.option("--all-users", "-a", is_flag=True, help="Tasks of everybody.")
 @click.option("--user", metavar="USER", default="", help="Tasks of this user.")
