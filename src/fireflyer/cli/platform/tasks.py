@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -16,13 +19,24 @@ from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
 from fireflyer.cli.platform.history import past_task_text
 from fireflyer.cli.platform.names import TASK_NUMBER
+from fireflyer.cluster.schema.tasks import TaskState
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
     from fireflyer.cluster.core.platform.views import RunView, TaskView
 
-__all__ = ["priority_command", "ps_command", "resume_command", "show_command", "stop_command", "suspend_command"]
+__all__ = [
+    "priority_command",
+    "ps_command",
+    "reasons",
+    "resume_command",
+    "show_command",
+    "stop_command",
+    "suspend_command",
+]
 
+_MOST_REASONS: Final = 20
+_WAIT: Final = (TaskState.QUEUED, TaskState.SUSPENDED)
 _ALL: Final = ("queued", "scheduled", "running", "suspending", "suspended", "finished")
 
 
@@ -45,23 +59,34 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each task.")
 @platform_option
 def ps_command(*, client: Client, all_users: bool, user: str, state: str, limit: int, as_json: bool) -> int:
-    """List tasks, the newest first."""
+    """List tasks, the newest first. WHY says of the first 20 that wait what for; `ff show` says it of any task."""
     wanted = "" if all_users else user or client.whoami().user
     page = client.tasks(user=wanted, state="" if state == "any" else state, limit=limit)
     if as_json:
         for task in page.tasks:
             click.echo(msgspec.json.encode(task))
         return 0
-    rows = [("TASK", "NAME", "USER", "STATE", "PRIO", "NODES", "RUNS", "SINCE")]
+    why = reasons(page.tasks, lambda task: client.task(task).why.text)
+    rows = [("TASK", "NAME", "USER", "STATE", "PRIO", "NODES", "RUNS", "SINCE", "WHY")]
     for task in page.tasks:
         state_text = task.state.value if task.outcome is None else task.outcome.value
         nodes = len(task.nodes) or task.least_nodes
         rows.append((str(task.id), plain(task.name, 40), task.user, state_text, str(task.priority), str(nodes),
-                     str(task.runs), _ago(task.since_ns)))  # fmt: skip
+                     str(task.runs), _ago(task.since_ns), why.get(task.id, "")))  # fmt: skip
     click.echo(columns(rows))
     if page.next is not None:
         click.echo(f"more tasks follow: ff ps --limit {min(1000, 2 * limit)}", err=True)
     return 0
+
+
+def reasons(tasks: Iterable[TaskView], ask: Callable[[int], str]) -> dict[int, str]:
+    """Why tasks wait, by their numbers: of the first `_MOST_REASONS` that do. `ask` is one request to the platform, and
+    raises NotFound where the task is not known any more."""
+    found: dict[int, str] = {}
+    for task in islice((task for task in tasks if task.state in _WAIT), _MOST_REASONS):
+        with suppress(NotFound):
+            found[task.id] = plain(ask(task.id), 120)
+    return found
 
 
 @click.command("show", short_help="Show a task: its state and why, its runs, where its time went.",
