@@ -1,4 +1,4 @@
-"""`ff ps` says why tasks wait, of as many as it may ask."""
+"""`ff ps` says why tasks wait, of as many as it may ask; `ff show` says once how a run ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from tests.support.platform.desk import Desk, spec
 
 from fireflyer.base.errors import NotFound
+from fireflyer.cli.platform.history import ended_by
 from fireflyer.cli.platform.tasks import reasons
 
 
@@ -46,3 +47,9 @@ def test_a_task_that_has_gone_meanwhile_has_no_reason() -> None:
         raise NotFound(f"there is no task {task}")
 
     assert reasons(desk.machine.tasks(desk.now_ns), gone) == {}
+
+
+def test_a_reason_that_is_the_cause_is_said_once() -> None:
+    assert ended_by("suspended", "suspended") == "suspended"
+    assert ended_by("suspended", "") == "suspended"
+    assert ended_by("failed", "rank 1: ValueError") == "failed: rank 1: ValueError"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
     from fireflyer.cluster.core.platform.views import PastTask, PastTaskAnswer
 
-__all__ = ["audit_command", "history_command", "past_task_text", "usage_command"]
+__all__ = ["audit_command", "ended_by", "history_command", "past_task_text", "usage_command"]
 
 _HOUR_S: Final = 3600.0
 
@@ -162,6 +162,12 @@ def audit_command(
     return 0
 
 
+def ended_by(cause: str, reason: str) -> str:
+    """How a run ended: the cause, and the reason where it says more."""
+    said = plain(reason, 120)
+    return cause if said in ("", cause) else f"{cause}: {said}"
+
+
 def past_task_text(answer: PastTaskAnswer) -> str:
     """Of one that the manager has forgotten, for `ff show`."""
     task = answer.task
@@ -181,7 +187,7 @@ def past_task_text(answer: PastTaskAnswer) -> str:
         parts = answer.parts.get(str(run.number))
         nodes = run.nodes[0] if len(run.nodes) == 1 else f"{len(run.nodes)}: {run.nodes[0]}…"
         productive = "-" if parts is None else format_duration(parts.productive_ns)
-        cause = "" if run.cause is None else f"{run.cause}: {plain(run.end_reason, 80)}"
+        cause = "" if run.cause is None else ended_by(run.cause, run.end_reason)
         rows.append((str(run.number), nodes, _clock(run.started_ns or run.scheduled_ns), productive, cause))
     return "\n".join([*lines, *([columns(rows)] if answer.runs else [])])
 

@@ -17,7 +17,7 @@ from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
-from fireflyer.cli.platform.history import past_task_text
+from fireflyer.cli.platform.history import ended_by, past_task_text
 from fireflyer.cli.platform.names import TASK_NUMBER
 from fireflyer.cluster.schema.tasks import TaskState
 
@@ -144,7 +144,7 @@ def _show_past(client: Client, task: int, *, as_json: bool) -> int:
 def _run_row(run: RunView) -> tuple[str, ...]:
     began = run.started_ns or run.scheduled_ns
     until = run.over_ns or run.ended_ns or time.time_ns()
-    cause = "" if run.cause is None else f"{run.cause.value}: {plain(run.end_reason, 120)}"
+    cause = "" if run.cause is None else ended_by(run.cause.value, run.end_reason)
     step = "" if run.step is None else f" (step {run.step})"
     nodes = run.nodes[0] if len(run.nodes) == 1 else f"{len(run.nodes)}: {run.nodes[0]}…"
     return (str(run.number), run.state + step, nodes, _clock(began), format_duration(max(0, until - began)), cause)
