@@ -205,10 +205,10 @@ def _marks(failures: Sequence[Failure], x: _Scale) -> list[str]:
         if failure.broken_step is None:
             continue
         at = min(max(x(failure.broken_step), LEFT), WIDTH - RIGHT)
-        rows, level, long = (f"{_failure_label(failure)},", _resume_label(failure)), TOP - 12, ' class="long"'
+        rows, level, long = [f"{_failure_label(failure)},", _resume_label(failure)], TOP - 12, ' class="long"'
         label = " ".join(rows)
         if len(failures) > 1:
-            rows, level, long = (str(number),), TOP - 6 - 14 * ((number - 1) % 3), ""
+            rows, level, long = [str(number)], TOP - 6 - 14 * ((number - 1) % 3), ""
         fits = at + 8 + max(map(len, rows)) * LABEL_CHARACTER < WIDTH
         place = f'x="{at + (8 if fits else -8):.1f}" text-anchor="{"start" if fits else "end"}"'
         parts.append(
