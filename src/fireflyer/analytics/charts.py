@@ -140,11 +140,13 @@ def _axes(x: _Scale, y: _Scale, x_ticks: Sequence[float], y_ticks: Sequence[floa
     bottom = HEIGHT - BOTTOM
     for value in x_ticks:
         if min(steps) <= value <= max(steps):
-            label = f'<text class="tick" x="{x(value):.1f}" y="{bottom + 18}" text-anchor="middle">{value:,.0f}</text>'
-            parts.append(label)
+            text = f"{value:,.0f}"
+            fits = x(value) + len(text) * LABEL_CHARACTER <= WIDTH  # twice as large on a phone
+            place = f'x="{x(value):.1f}" text-anchor="middle"' if fits else f'x="{WIDTH}" text-anchor="end"'
+            parts.append(f'<text class="tick" {place} y="{bottom + 18}">{text}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>')
-    parts.append(f'<text class="label" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">step</text>')
-    parts.append(f'<text class="label" x="{LEFT - 8}" y="{TOP - 12}" text-anchor="end">loss</text>')
+    parts.append(f'<text class="label" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">step</text>')
+    parts.append(f'<text class="label" x="{LEFT - 8}" y="{TOP - 24}" text-anchor="end">loss</text>')
     return parts
 
 
@@ -195,26 +197,29 @@ def _band(failure: Failure, x: _Scale) -> str:
 
 
 def _marks(failures: Sequence[Failure], x: _Scale) -> list[str]:
-    """A cross and a line per failure. One failure is told beside its cross; several have the numbers that the report's
-    list gives them, on three levels so that neighbours do not cover each other."""
+    """A cross and a line per failure. One failure is told beside its cross, in two rows: in the middle a single one
+    would fit on neither side. Several have the numbers that the report's list gives them, on three levels so that
+    neighbours do not cover each other."""
     parts = []
     for number, failure in enumerate(failures, start=1):
         if failure.broken_step is None:
             continue
         at = min(max(x(failure.broken_step), LEFT), WIDTH - RIGHT)
-        label = f"{_failure_label(failure)}, {_resume_label(failure)}"
-        level = TOP - 12
-        shown = label
+        rows, level, long = [f"{_failure_label(failure)},", _resume_label(failure)], TOP - 12, ' class="long"'
+        label = " ".join(rows)
         if len(failures) > 1:
-            shown, level = str(number), TOP - 6 - 14 * ((number - 1) % 3)
-        long = ' class="long"' if shown == label else ""  # the page leaves it out on a phone
-        fits = at + 8 + len(shown) * LABEL_CHARACTER < WIDTH
+            rows, level, long = [str(number)], TOP - 6 - 14 * ((number - 1) % 3), ""
+        fits = at + 8 + max(map(len, rows)) * LABEL_CHARACTER < WIDTH
+        place = f'x="{at + (8 if fits else -8):.1f}" text-anchor="{"start" if fits else "end"}"'
         parts.append(
             f'<g class="failure"><title>{escape(label)}</title>'
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{level - 4}" y2="{HEIGHT - BOTTOM}"/>'
             f'<path d="M{at - 4:.1f},{level - 8} l8,8 m0,-8 l-8,8"/>'
-            f'<text{long} x="{at + (8 if fits else -8):.1f}" y="{level}" text-anchor="{"start" if fits else "end"}">'
-            f"{escape(shown)}</text></g>"
+            + "".join(  # the page leaves out on a phone what is "long"
+                f'<text{long} {place} y="{level - 14 * (len(rows) - 1 - row)}">{escape(text)}</text>'
+                for row, text in enumerate(rows)
+            )
+            + "</g>"
         )
     return parts
 

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-__all__ = ["write_examples", "write_sections"]
+__all__ = ["OrderedGroup", "write_examples", "write_sections"]
+
+
+class OrderedGroup(click.Group):
+    """Help and completion list the commands in the order in which they were added, not by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(self.commands)
 
 
 def write_sections(formatter: click.HelpFormatter, sections: Mapping[str, Sequence[tuple[str, click.Command]]]) -> None:

@@ -20,6 +20,7 @@ import click
 from fireflyer.base.errors import FireflyerError, JobFailed, UsageError
 from fireflyer.cli.help_sections import write_examples, write_sections
 from fireflyer.cli.nagios import EXIT_UNKNOWN, UnknownResult
+from fireflyer.cli.other_words import OTHER_WORDS
 from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
 __all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "ff", "hai", "main"]
@@ -112,11 +113,10 @@ _SECTIONS = {
         "health",
         "validate",
         "fs",
-        "sim",
         "soak",
         "reliability",
     ),
-    "For planners": ("plan",),
+    "For planners": ("plan", "sim"),
     "Processes of a cluster, for systemd or Kubernetes": ("host", "manager", "fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),
 }
@@ -150,8 +150,8 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(name, _COMMANDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"commands are {', '.join(_COMMANDS)}"
+            near = [OTHER_WORDS[name]] if name in OTHER_WORDS else difflib.get_close_matches(name, _COMMANDS, n=1)
+            hint = f"did you mean 'ff {near[0]}'?" if near else f"commands are {', '.join(_COMMANDS)}"
             if name.endswith(".py") or (not near and os.path.isfile(name)):
                 hint = f"to run a script: ff run {name}"
             raise click.UsageError(f"no command {name!r}; {hint}", ctx)

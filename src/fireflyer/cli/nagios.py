@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from fireflyer.cli.help_sections import OrderedGroup
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,7 +22,7 @@ class UnknownResult(Exception):
     """The command could not do its work, for the reason of `__cause__`."""
 
 
-class NagiosGroup(click.Group):
+class NagiosGroup(OrderedGroup):
     """A command that ends with 3 by any error of its own; its commands do so with `all_commands`."""
 
     def __init__(self, *arguments: Any, all_commands: bool = False, **more: Any) -> None:

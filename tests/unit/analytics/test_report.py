@@ -212,6 +212,30 @@ def test_the_curve_marks_the_failure_and_the_steps_done_again() -> None:
     assert 'class="failure"' not in loss_chart(account(make_log(JobScript())[0]))
 
 
+@pytest.mark.parametrize("step", [1, 10, 62, 75, 119])
+def test_what_is_said_beside_a_cross_covers_neither_the_name_of_the_axis_nor_an_edge(step: int) -> None:
+    broken = make_log(JobScript(breaks=(Break(after_step=step),)))[0]
+    chart = loss_chart(account(broken))
+    said = re.findall(r'<text class="long" x="([\d.]+)" text-anchor="(\w+)" y="(\d+)">([^<]+)</text>', chart)
+    assert len(said) == 2
+    assert said[0][3].startswith("node 1 lost at step ")
+    for x, anchor, y, text in said:
+        width = 8.4 * len(text)
+        left = float(x) - (width if anchor == "end" else 0)
+        assert left >= 58, "the name of the axis ends at 50"
+        assert left + width <= 720
+        assert 10 <= int(y) <= 46
+
+
+def test_names_and_numbers_of_the_axes_have_room_also_twice_as_large_on_a_phone() -> None:
+    chart = loss_chart(account(make_log(JobScript(steps=300))[0]))
+    assert '<text class="tick" x="720" text-anchor="end" y="314">300</text>' in chart, "in the middle it would be cut"
+    heights = dict(re.findall(r'<text class="label"[^>]* y="(\d+)"[^>]*>(\w+)<', chart)[::-1])
+    labels = {name: int(y) for y, name in heights.items()}
+    assert labels["loss"] + 24 <= 46, "above the highest number"
+    assert labels["step"] >= 314 + 24, "below the numbers"
+
+
 def test_the_undisturbed_curve_is_drawn_beneath_that_of_the_job() -> None:
     undisturbed = make_log(JobScript())[0]
     assert 'class="undisturbed"' not in loss_chart(account(example_log()))

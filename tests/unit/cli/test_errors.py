@@ -50,7 +50,7 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["rnu"], "no command 'rnu'; did you mean 'run'?"),
+        (["rnu"], "no command 'rnu'; did you mean 'ff run'?"),
         (
             ["frobnicate"],
             "commands are run, submit, ps, show, logs, history, exec, shell, stop, suspend, resume, priority, top, "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -22,6 +24,7 @@ from fireflyer.cli.jobs.report import command as report_command
 from fireflyer.cli.jobs.run import command as run_command
 from fireflyer.cli.jobs.soak import command as soak_command
 from fireflyer.cli.main import ff
+from fireflyer.cli.other_words import OTHER_WORDS
 from fireflyer.cli.platform.execs import exec_command
 from fireflyer.cli.platform.hai import command as hai_command
 from fireflyer.cli.platform.history import audit_command, history_command, usage_command
@@ -64,11 +67,25 @@ COMMANDS: Mapping[str, click.Command] = {
 
 
 def examples(text: str) -> Iterator[list[str]]:
-    """Command lines of a help text, without the remarks behind `#` or three spaces."""
-    for line in text.splitlines():
+    """Command lines of a help text, up to a pipe or a redirection, without the remarks behind `#`."""
+    for line in text[text.rfind("\n  Example") + 1 :].splitlines():
         command = line.strip().removeprefix("Example: ")
         if command.startswith("ff "):
-            yield shlex.split(command.split("   ")[0], comments=True)[1:]
+            words = shlex.split(command, comments=True)[1:]
+            yield list(takewhile(lambda word: word not in ("|", "&&") and not word.startswith(">"), words))
+
+
+def every_command(group: click.Group, path: str = "") -> Iterator[str]:
+    """The path below `ff` of each command, of groups too."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        yield f"{path}{name}"
+        if isinstance(found, click.Group):
+            yield from every_command(found, f"{path}{name} ")
+
+
+EVERY: Sequence[str] = tuple(every_command(ff))
 
 
 def test_help_lists_every_command_once_under_a_heading_with_examples(capsys: Capture) -> None:
@@ -101,6 +118,29 @@ def test_examples_are_taken_by_the_parser(name: str, capsys: Capture, monkeypatc
     assert found or name == "completion"
     for argv in found:
         assert parsed(monkeypatch, argv).startswith(f"ff {name}".rstrip()), capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_example_may_be_pasted_into_a_shell(name: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([*name.split(), "--help"]) == 0
+    for argv in examples(capsys.readouterr().out):
+        assert parsed(monkeypatch, argv), (argv, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("word", OTHER_WORDS)
+def test_a_word_of_another_tool_is_answered_with_our_command(word: str, capsys: Capture) -> None:
+    assert main([word]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: no command '{word}'; did you mean 'ff {OTHER_WORDS[word]}'?; see 'ff --help'\n"
+    )
+    assert OTHER_WORDS[word] in (*EVERY, "--help")
+
+
+def test_commands_of_a_group_stand_in_the_order_in_which_they_are_needed(capsys: Capture) -> None:
+    assert main(["train", "--help"]) == 0
+    listed = re.findall(r"^  (run|compare|plan|schedule) ", capsys.readouterr().out, re.MULTILINE)
+    assert listed == ["run", "compare", "plan", "schedule"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

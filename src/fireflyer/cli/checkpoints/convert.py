@@ -13,7 +13,7 @@ __all__ = ["export_command", "import_command"]
 
 @click.command("export", short_help="Write whole tensors as safetensors files.", epilog="""\b
 Examples:
-  ff ckpt export runs/checkpoints model                    the model of the newest checkpoint
+  ff ckpt export runs/checkpoints model  # the model of the newest checkpoint
   ff ckpt export runs/checkpoints/step-00000100 all --prefix ''""")  # fmt: skip
 @click.argument("path", metavar="PATH")
 @click.argument("target", metavar="DIR")

@@ -8,6 +8,7 @@ import click
 
 from fireflyer.cli.collectives.plan import plan_command
 from fireflyer.cli.completion import complete_file
+from fireflyer.cli.help_sections import OrderedGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,17 +23,15 @@ MAX_ROWS = 64
 
 @click.group(
     "collectives",
+    cls=OrderedGroup,
     short_help="Plan collectives; find the rank that made them hang.",
     epilog="""\b
 Examples:
-  ff collectives explain RUN_DIR/flight                which rank failed, hung, or made another call
-  ff collectives plan --nodes 16 --ranks-per-node 8    algorithms and predicted times""",
+  ff collectives explain RUN_DIR/flight              # which rank failed, hung, or made another call
+  ff collectives plan --nodes 16 --ranks-per-node 8  # algorithms and predicted times""",
 )
 def command() -> None:
     """Plan the collectives of a job, and read the flight recorder dumps that its ranks wrote when one failed."""
-
-
-command.add_command(plan_command)
 
 
 @command.command(
@@ -139,3 +138,6 @@ def _duration(ns: int) -> str:
     from fireflyer.base.units import format_duration
 
     return "" if ns < 0 else format_duration(ns)
+
+
+command.add_command(plan_command)

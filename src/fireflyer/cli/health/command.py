@@ -38,13 +38,13 @@ _STYLES: Final = {"ok": "green", "warn": "yellow", "low": "red", "high": "red", 
     short_help="Check this machine.",
     epilog="""\b
 Examples:
-  ff health                                      a line for each check, and for each fault
-  ff health --check gpu_xid --check infiniband   two of them
-  ff health --policy /etc/fireflyer/gpu.toml     with the thresholds and the inventory of a group
-  ff health --list                               what each check reads, and its thresholds
-  ff health --follow --every 5m                  a JSON object for each event, until it is stopped
-  ff health --follow --no-rounds                 only what the kernel logs
-  ff health slurm check                          as HealthCheckProgram of Slurm
+  ff health                                     # a line for each check, and for each fault
+  ff health --check gpu_xid --check infiniband  # two of them
+  ff health --policy /etc/fireflyer/gpu.toml    # with the thresholds and the inventory of a group
+  ff health --list                              # what each check reads, and its thresholds
+  ff health --follow --every 5m                 # a JSON object for each event, until it is stopped
+  ff health --follow --no-rounds                # only what the kernel logs
+  ff health slurm check                         # as HealthCheckProgram of Slurm
 \b
 Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or one of --check, could not run,
 or an option or the policy is wrong.""",

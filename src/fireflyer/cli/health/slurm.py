@@ -33,13 +33,13 @@ _MAX_WORDS: Final = 400
     short_help="Drain this node of Slurm, or let it serve again.",
     epilog="""\b
 Examples:
-  ff health slurm check --policy /etc/fireflyer/gpu.toml    as HealthCheckProgram
-  ff health slurm prolog    exit code 4: the job must not start here
+  ff health slurm check --policy /etc/fireflyer/gpu.toml     # as HealthCheckProgram
+  ff health slurm prolog                                     # exit code 4: the job must not start here
   ff health slurm epilog
-  ff health slurm show      what is due, and what was done
+  ff health slurm show                                       # what is due, and what was done
   ff health slurm repair reboot "power cycled"
-  ff health slurm validate --policy /etc/fireflyer/gpu.toml    of a timer: validators, then it serves again
-  ff validate --time 1m && ff health slurm resume --policy /etc/fireflyer/gpu.toml    by hand, after a repair
+  ff health slurm validate --policy /etc/fireflyer/gpu.toml  # of a timer: validators, then it serves again
+  ff validate --time 1m && ff health slurm resume            # by hand, after a repair
 \b
 docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
 )

@@ -27,13 +27,13 @@ __all__ = ["command"]
     short_help="Load this machine, and compare it.",
     epilog="""\b
 Examples:
-  ff validate --time 1m                                  every validator for a minute
-  ff validate --only storage --directory /scratch        one of them
-  ff validate --record records.jsonl                     what was measured, for others to compare with
-  ff validate --record records.jsonl --peers records.jsonl   and compared with them
-  ff validate nodes --every 7d                           idle nodes of the platform, as tasks
-  ff validate links                                      links between them, in pairs
-  ff validate slurm --output /shared/validation          idle nodes of Slurm, as jobs
+  ff validate --time 1m                                     # every validator for a minute
+  ff validate --only storage --directory /scratch           # one of them
+  ff validate --record records.jsonl                        # what was measured, for others to compare with
+  ff validate --record records.jsonl --peers records.jsonl  # and compared with them
+  ff validate nodes --every 7d                              # idle nodes of the platform, as tasks
+  ff validate links                                         # links between them, in pairs
+  ff validate slurm --output /shared/validation             # idle nodes of Slurm, as jobs
 \b
 Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 nothing could be run, or one of --only could not,
 or an option or a file is wrong.""",

@@ -48,10 +48,10 @@ _DRAINED_SHARE: Final = 0.05
 
 @click.command("nodes", short_help="Validate idle nodes of the platform.", epilog="""\b
 Examples:
-  ff validate nodes                                  those not validated for a week, one after the other
-  ff validate nodes --every 1d --at-once 8           daily, eight at a time
-  ff validate nodes --node gpu-7 --time 5m           one node, longer
-  ff validate nodes --fs ff://fs-1:7000 --drain      replicas of a chain apart; nodes at fault are drained
+  ff validate nodes                              # those not validated for a week, one after the other
+  ff validate nodes --every 1d --at-once 8       # daily, eight at a time
+  ff validate nodes --node gpu-7 --time 5m       # one node, longer
+  ff validate nodes --fs ff://fs-1:7000 --drain  # replicas of a chain apart; nodes at fault are drained
 \b
 Exit codes: 0 all are in order; 1 a warning; 2 a node is at fault; 3 some could not be validated.""")  # fmt: skip
 @of_nodes
@@ -120,8 +120,8 @@ def nodes_command(
 
 @click.command("links", short_help="Measure links between idle nodes of the platform.", epilog="""\b
 Examples:
-  ff validate links                       all pairs of nodes of each leaf switch
-  ff validate links --node a --node b     this pair alone
+  ff validate links                    # all pairs of nodes of each leaf switch
+  ff validate links --node a --node b  # this pair alone
 \b
 Exit codes: 0 all are in order; 2 a link is slow or changes data; 3 some could not be measured.""")  # fmt: skip
 @click.option("--time", "each", type=Duration(), default="5s", show_default=True, help="Of each pair.")

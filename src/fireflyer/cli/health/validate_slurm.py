@@ -45,7 +45,7 @@ _SERVES: Final = ("idle", "allocated", "mixed", "completing", "planned")
 
 @click.command("slurm", short_help="Validate idle nodes of Slurm.", epilog="""\b
 Examples:
-  ff validate slurm --partition idle --output /shared/validation       those not validated for a week
+  ff validate slurm --partition idle --output /shared/validation  # those not validated for a week
   ff validate slurm --sbatch=--qos=idle --sbatch=--gres=gpu:8 --output /shared/validation --drain
 \b
 Exit codes: 0 all are in order; 1 a warning; 2 a node is at fault; 3 some could not be validated.""")  # fmt: skip

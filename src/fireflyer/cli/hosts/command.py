@@ -15,6 +15,7 @@ import click
 
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.detached import own_say
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.units import print_unit, unit_option
 
@@ -37,11 +38,11 @@ TasksMax=infinity
 """
 
 
-@click.group("host", short_help="Run all processes of a host of a cluster.", epilog="""\b
+@click.group("host", cls=OrderedGroup, short_help="Run all processes of a host of a cluster.", epilog="""\b
 Examples:
-  ff host new-file --from up.toml cluster.toml a b c   write a file, from that of ff up
-  ff host show /etc/fireflyer/cluster.toml          what this host is to run
-  ff host run /etc/fireflyer/cluster.toml           run it, or by systemd: --unit system
+  ff host new-file --from up.toml cluster.toml a b c  # write a file, from that of ff up
+  ff host show /etc/fireflyer/cluster.toml            # what this host is to run
+  ff host run /etc/fireflyer/cluster.toml             # run it, or by systemd: --unit system
   ff host new-admin ops /etc/fireflyer/cluster.toml""")  # fmt: skip
 def command() -> None:
     """A cluster file names the hosts of a cluster and what each of them runs: managers, meta services, storage

@@ -15,6 +15,7 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB, SECOND, format_duration
 from fireflyer.cli.completion import complete_directory, complete_file
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.units import exec_line
 
@@ -52,12 +53,13 @@ WantedBy=default.target
 
 @click.group(
     "agent",
+    cls=OrderedGroup,
     short_help="Run the agent of a machine; let machines join.",
     epilog="""\b
 Examples:
-  ff agent token gpu-1 | ssh gpu-1 ff agent join head:29441     let the machine gpu-1 join
-  ff agent run                                                  on gpu-1, or by systemd: ff agent unit
-  ff run --hosts gpu-1,gpu-2 --via agent train.py               run a job there""",
+  ff agent token gpu-1 | ssh gpu-1 ff agent join head:29441  # let the machine gpu-1 join
+  ff agent run                                               # on gpu-1, or by systemd: ff agent unit
+  ff run --hosts gpu-1,gpu-2 --via agent train.py            # run a job there""",
 )
 def command() -> None:
     """The agent is resident on a machine and starts ranks of `ff run --via agent`, as the user who runs it.

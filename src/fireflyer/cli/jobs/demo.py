@@ -22,7 +22,7 @@ __all__ = ["command"]
     epilog="""\b
 Examples:
   ff demo --steps 60 --kill-step 35 --checkpoint-every 10
-  ff demo --whole              platform, file system, three tasks, three disturbances""",
+  ff demo --whole  # platform, file system, three tasks, three disturbances""",
 )
 @click.option(
     "--directory",

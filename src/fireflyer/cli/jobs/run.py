@@ -97,12 +97,12 @@ def _default_run_dir(name: str) -> str:
     short_help="Run a training script on several ranks; restart it when a rank or node dies.",
     epilog="""\b
 Examples:
-  ff run --nodes 2 --ranks-per-node 4 train.py -- --lr 3e-4      arguments after -- go to the script
-  ff run --ranks-per-node 2 -m my_package.train                  a module, as python -m
-  ff run --nodes 2 --inject kill-node=1@20s train.py             try a failure out, 20 s after the start
-  ff run --hosts a,b,c --spares 1 --ranks-per-node 8 train.py    two machines over ssh, and one in reserve
-  ff run --hosts a,b --via agent train.py                        by agents that are resident there
-  ff run --nodes 2 --rdzv-endpoint a:29400 train.py              the same on each machine, as torchrun""",
+  ff run --nodes 2 --ranks-per-node 4 train.py -- --lr 3e-4    # arguments after -- go to the script
+  ff run --ranks-per-node 2 -m my_package.train                # a module, as python -m
+  ff run --nodes 2 --inject kill-node=1@20s train.py           # try a failure out, 20 s after the start
+  ff run --hosts a,b,c --spares 1 --ranks-per-node 8 train.py  # two machines over ssh, and one in reserve
+  ff run --hosts a,b --via agent train.py                      # by agents that are resident there
+  ff run --nodes 2 --rdzv-endpoint a:29400 train.py            # the same on each machine, as torchrun""",
     context_settings={
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),  # torchrun takes both

@@ -20,7 +20,7 @@ __all__ = ["command"]
     short_help="Kill, stop, cut and fill parts of a cluster for minutes, and check that nothing is lost.",
     epilog="""\b
 Examples:
-  ff soak                      20 minutes
+  ff soak  # 20 minutes
   ff soak --minutes 2 --seed 7
   ff soak --minutes 480 --directory /scratch/soak""",
 )

@@ -24,7 +24,7 @@ __all__ = ["compare_command"]
 Examples:
   ff plan compare v3-two-layer v3-multi-plane v3-three-layer
   ff plan compare one.toml two.toml --prices prices.toml
-  ff plan compare cluster.toml other-cluster.toml           # files of `ff plan cluster`""",
+  ff plan compare cluster.toml other-cluster.toml  # files of `ff plan cluster`""",
 )
 @click.argument("networks", metavar="NETWORK...", nargs=-1, required=True, shell_complete=complete_network)
 @click.option(

@@ -21,7 +21,7 @@ __all__ = ["figure_command"]
     short_help="Compute a published table or figure again.",
     epilog="""\b
 Examples:
-  ff plan figure                 names of all
+  ff plan figure  # names of all
   ff plan figure v3-table-3
   ff plan figure v3-table-3 --prices prices.toml
   ff plan figure all --json""",

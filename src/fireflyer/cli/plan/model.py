@@ -22,7 +22,7 @@ __all__ = ["model_command"]
 Examples:
   ff plan model config.json
   ff plan model config.json --sequence 32768 --bandwidth 3350 --network 50
-  ff plan model config.json --bandwidth 3350 --gpu-tflops 400 --answer 1000     # prefill and decoding apart""",
+  ff plan model config.json --bandwidth 3350 --gpu-tflops 400 --answer 1000  # prefill and decoding apart""",
 )
 @click.argument("config", metavar="CONFIG", shell_complete=complete_file)
 @click.option("--sequence", metavar="TOKENS", type=WholeNumber(min=1, max=1 << 24), default=4096, show_default=True,

@@ -49,9 +49,9 @@ def complete_network(_ctx: click.Context, _param: click.Parameter, incomplete: s
 Examples:
   ff plan network v3-multi-plane
   ff plan network network.toml --prices prices.toml --nodes
-  ff plan network network.toml --cut gpu0-gpu9   # which links may not fail
+  ff plan network network.toml --cut gpu0-gpu9                           # which links may not fail
   ff plan network network.toml --traffic permutation --fail-link leaf0-spine3
-  ff plan network network.toml --prices prices.toml --nodes --rent 1.10   # of a GPU hour: when owning is cheaper""",
+  ff plan network network.toml --prices prices.toml --nodes --rent 1.10  # of a GPU hour: when owning is cheaper""",
 )
 @click.argument("network", metavar="NETWORK", shell_complete=complete_network)
 @click.option("--prices", metavar="FILE", shell_complete=complete_file, help="TOML file with prices: also print costs.")

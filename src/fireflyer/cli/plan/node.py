@@ -33,10 +33,10 @@ PARTS: Final = {
     epilog="""\b
 Examples:
   ff plan node pcie-a100
-  ff plan node pcie-a100 --relaxed-ordering                   # GPUs and NICs write to each other at the full rate
+  ff plan node pcie-a100 --relaxed-ordering                           # GPUs and NICs write to each other at full rate
   ff plan node pcie-a100 --gpu-buffers far --between-sockets 50
-  ff plan node h800 --switch-gpus 1 --switch-uplink 25 --switch-nics   # NICs write to GPUs below the uplink
-  ff plan node node.toml --experts 20MiB --cache 200MiB       # both over the PCIe link of a GPU""",
+  ff plan node h800 --switch-gpus 1 --switch-uplink 25 --switch-nics  # NICs write to GPUs below the uplink
+  ff plan node node.toml --experts 20MiB --cache 200MiB               # both over the PCIe link of a GPU""",
 )
 @click.argument("node", metavar="NODE", shell_complete=complete_node)
 @click.option("--sockets", metavar="N", type=WholeNumber(min=1, max=64),

@@ -23,8 +23,8 @@ DOWN_S: Final = 60.0
 
 @click.command("down", short_help="End tasks, platform and file system of `ff up`.", epilog="""\b
 Examples:
-  ff down                  runs save and leave first; their tasks go on with the next `ff up`
-  ff down --grace 0s       runs are killed; their tasks go on from their last checkpoint""")  # fmt: skip
+  ff down             # runs save and leave first; their tasks go on with the next `ff up`
+  ff down --grace 0s  # runs are killed; their tasks go on from their last checkpoint""")  # fmt: skip
 @click.option("--dir", "--platform", "directory", metavar="DIR", shell_complete=complete_directory,
               help="Directory that was given to `ff up`.  [default: as FILE says, or platform]")  # fmt: skip
 @click.option("--grace", "grace_ns", metavar="TIME", type=Duration(zero=True), default=60 * SECOND,

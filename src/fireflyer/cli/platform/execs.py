@@ -32,10 +32,10 @@ BROKEN: Final = 255
     short_help="Run a command in a task that runs.",
     epilog="""\b
 Examples:
-  ff exec 17                              a shell beside rank 0 of task 17
-  ff exec 17 --rank 3 -- nvidia-smi       a command beside rank 3, with its exit code
+  ff exec 17                         # a shell beside rank 0 of task 17
+  ff exec 17 --rank 3 -- nvidia-smi  # a command beside rank 3, with its exit code
   ff exec 17 -- py-spy dump --pid 4711
-  ff exec 17 -- tar c out | tar x         its output is passed on byte for byte""",
+  ff exec 17 -- tar c out | tar x    # its output is passed on byte for byte""",
 )
 @click.option("--rank", "-r", metavar="N", type=WholeNumber(min=0), help="Beside this rank.  [default: 0]")
 @click.option(

@@ -164,7 +164,7 @@ _VERBS: Final[Mapping[str, Callable[[list[str]], Translated]]] = {
                context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
                epilog="""\b
 Examples:
-  ff hai python train.py --lr 3e-4 -- --nodes 2 --name first -f     a task; without -- on this machine
+  ff hai python train.py --lr 3e-4 -- --nodes 2 --name first -f  # a task; without -- on this machine
   ff hai bash train.sh -- -n 2 -p 20
   ff hai list
   ff hai logs -f 17""")  # fmt: skip

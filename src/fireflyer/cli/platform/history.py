@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
     from fireflyer.cluster.core.platform.views import PastTask, PastTaskAnswer
 
-__all__ = ["audit_command", "history_command", "past_task_text", "usage_command"]
+__all__ = ["audit_command", "ended_by", "history_command", "past_task_text", "usage_command"]
 
 _HOUR_S: Final = 3600.0
 
 
 @click.command("history", short_help="List tasks that have ended, also long ago.", epilog="""\b
 Examples:
-  ff history                          your tasks that ended, the last one first
-  ff history --all-users --for 168h     those of everybody of the last week
-  ff history --outcome failed         those that failed""")  # fmt: skip
+  ff history                         # your tasks that ended, the last one first
+  ff history --all-users --for 168h  # those of everybody of the last week
+  ff history --outcome failed        # those that failed""")  # fmt: skip
 @click.option("--all-users", "-a", is_flag=True, help="Tasks of everybody.")
 @click.option("--user", metavar="USER", default="", help="Tasks of this user.  [default: you]")
 @click.option("--outcome", type=click.Choice(["succeeded", "failed", "stopped"]), help="How they ended.  [default: "
@@ -84,9 +84,9 @@ def history_command(
 
 @click.command("usage", short_help="Show what users had of the cluster.", epilog="""\b
 Examples:
-  ff usage                        in the last day, by user
-  ff usage --month 2026-11        in a month
-  ff usage --for 168h --by group    in the last week, by group""")  # fmt: skip
+  ff usage                        # in the last day, by user
+  ff usage --month 2026-11        # in a month
+  ff usage --for 168h --by group  # in the last week, by group""")  # fmt: skip
 @click.option("--month", metavar="YYYY-MM", help="A month, in the time zone of this machine.  [default: the last day]")
 @click.option("--for", "span", metavar="TIME", type=Duration(), help="So long until now, in the place of a month.  "
               "[default: the last day]")  # fmt: skip
@@ -130,9 +130,9 @@ def _month(text: str) -> tuple[int, int]:
 
 @click.command("audit", short_help="Show who changed what.", epilog="""\b
 Examples:
-  ff audit                          the last changes, the newest first
-  ff audit --target gpu-7           of a node
-  ff audit --user ann --for 720h     by a user, in the last month""")  # fmt: skip
+  ff audit                        # the last changes, the newest first
+  ff audit --target gpu-7         # of a node
+  ff audit --user ann --for 720h  # by a user, in the last month""")  # fmt: skip
 @click.option("--user", metavar="USER", default="", help="Changes by this user.  [default: anybody]")
 @click.option("--command", metavar="NAME", default="", help="Of this kind, such as DrainNode.  [default: any]")
 @click.option("--target", metavar="NAME", default="", help="Of this task, node or user.  [default: any]")
@@ -162,6 +162,12 @@ def audit_command(
     return 0
 
 
+def ended_by(cause: str, reason: str) -> str:
+    """How a run ended: the cause, and the reason where it says more."""
+    said = plain(reason, 120)
+    return cause if said in ("", cause) else f"{cause}: {said}"
+
+
 def past_task_text(answer: PastTaskAnswer) -> str:
     """Of one that the manager has forgotten, for `ff show`."""
     task = answer.task
@@ -181,7 +187,7 @@ def past_task_text(answer: PastTaskAnswer) -> str:
         parts = answer.parts.get(str(run.number))
         nodes = run.nodes[0] if len(run.nodes) == 1 else f"{len(run.nodes)}: {run.nodes[0]}…"
         productive = "-" if parts is None else format_duration(parts.productive_ns)
-        cause = "" if run.cause is None else f"{run.cause}: {plain(run.end_reason, 80)}"
+        cause = "" if run.cause is None else ended_by(run.cause, run.end_reason)
         rows.append((str(run.number), nodes, _clock(run.started_ns or run.scheduled_ns), productive, cause))
     return "\n".join([*lines, *([columns(rows)] if answer.runs else [])])
 

@@ -27,10 +27,10 @@ _SHELL_CODES: Final = {"stopped": 130}
     short_help="Print what the ranks of a task printed.",
     epilog="""\b
 Examples:
-  ff logs 17                     all of it, run after run
-  ff logs -f 17                  and what comes, until the task has finished, with its exit code
-  ff logs 17 --rank 0 --run 2    one rank in one run
-  ff logs 17 --search nan        lines that contain a text""",
+  ff logs 17                   # all of it, run after run
+  ff logs -f 17                # and what comes, until the task has finished, with its exit code
+  ff logs 17 --rank 0 --run 2  # one rank in one run
+  ff logs 17 --search nan      # lines that contain a text""",
 )
 @click.option("--follow", "-f", is_flag=True, help="Wait for more until the task has finished; exit with its exit "
               "code.")  # fmt: skip

@@ -13,6 +13,7 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS, SECOND, format_bytes, format_duration
 from fireflyer.cli.completion import complete_file
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.new_file import new_file
 from fireflyer.cli.units import print_unit, unit_option
@@ -26,7 +27,7 @@ __all__ = ["manager_command"]
 _T = TypeVar("_T")
 
 
-class _Manager(click.Group):
+class _Manager(OrderedGroup):
     """`ff manager CONFIG` is `ff manager run CONFIG`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

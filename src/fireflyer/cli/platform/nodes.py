@@ -11,6 +11,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB, SECOND, format_duration
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import Duration
 from fireflyer.cli.platform.connect import clock, plain, platform_option
@@ -31,8 +32,8 @@ REMEDIES: Final = ("test", "reset", "reboot", "field-diagnosis", "rma")
 
 @click.command("nodes", short_help="List nodes.", epilog="""\b
 Examples:
-  ff nodes               a line for each node
-  ff nodes --tree        by zone and leaf switch""")  # fmt: skip
+  ff nodes         # a line for each node
+  ff nodes --tree  # by zone and leaf switch""")  # fmt: skip
 @click.option("--tree", is_flag=True, help="By zone and leaf switch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each node.")
 @platform_option
@@ -112,7 +113,13 @@ def _tree(nodes: list[NodeView]) -> str:
     return "\n".join(lines)
 
 
-@click.group("node", short_help="Show, drain, resume, repair, return, label, move, add, revoke or remove a node.")
+@click.group("node", cls=OrderedGroup,
+             short_help="Show, drain, resume, repair, return, label, move, add, revoke or remove a node.", epilog="""\b
+Examples:
+  ff node show gpu-7                                        # why it is out, and its repairs
+  ff node drain gpu-7 "fan 3 is loud"                       # nothing new starts there; a run that has it goes on
+  ff node resume gpu-7                                      # tasks get it again
+  ff node token gpu-8 | ssh gpu-8 ff agent join head:9441   # a machine joins""")  # fmt: skip
 def node_command() -> None:
     """What operators do with one node."""
 

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.platform.connect import PLATFORM_HELP, plain, platform_option
@@ -24,14 +25,14 @@ __all__ = ["command"]
 NODE_SECONDS_PER_NODE_HOUR = 3600
 
 
-@click.group("quota", short_help="What limits you and what you use; set limits.", invoke_without_command=True,
-             epilog="""\b
+@click.group("quota", cls=OrderedGroup, short_help="What limits you and what you use; set limits.",
+             invoke_without_command=True, epilog="""\b
 Examples:
-  ff quota                                    what limits you, and what you use
-  ff quota --all                              all limits
-  ff quota set --user ann 8                   at most 8 nodes at a time
-  ff quota set --each --priority 30 2         2 nodes of priority 30 for each user
-  ff quota set --user-group vision 64         64 nodes for a group of users together
+  ff quota                             # what limits you, and what you use
+  ff quota --all                       # all limits
+  ff quota set --user ann 8            # at most 8 nodes at a time
+  ff quota set --each --priority 30 2  # 2 nodes of priority 30 for each user
+  ff quota set --user-group vision 64  # 64 nodes for a group of users together
   ff quota remove --user ann""")  # fmt: skip
 @click.option("--all", "all_limits", is_flag=True, help="All limits, and what is used of each.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

@@ -11,6 +11,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.platform.connect import clock, plain, platform_option
 
@@ -54,7 +55,7 @@ def _moment(text: str) -> int | None:
     return None
 
 
-@click.group("reservation", short_help="Reserve nodes, or close them for maintenance.",
+@click.group("reservation", cls=OrderedGroup, short_help="Reserve nodes, or close them for maintenance.",
              epilog="Example: ff reservation list")  # fmt: skip
 def command() -> None:
     """Reservations: nodes that some users alone get for a time, or that nobody gets (maintenance). Tasks that would

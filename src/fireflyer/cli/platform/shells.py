@@ -44,10 +44,10 @@ _PASSING = re.compile(r"[0-9.]+ ?(ms|s|m|h)\b")
     short_help="Get nodes, and a shell on the first one.",
     epilog="""\b
 Examples:
-  ff shell                           a shell on one node, for 8 hours at most
-  ff shell --nodes 2 --time 2h       two nodes; MASTER_ADDR and others are set for jobs on both
+  ff shell                      # a shell on one node, for 8 hours at most
+  ff shell --nodes 2 --time 2h  # two nodes; MASTER_ADDR and others are set for jobs on both
   ff shell --port 8888 -- jupyter lab --port 8888 --no-browser
-  ff shell --port 9000:6006          port 9000 of this machine leads to port 6006 of the first node""",
+  ff shell --port 9000:6006     # port 9000 of this machine leads to port 6006 of the first node""",
 )
 @click.option("--nodes", "-n", metavar="N", type=NodeRange(), default="1", show_default=True,
               help="Nodes that it gets, all at once.")  # fmt: skip

@@ -26,8 +26,8 @@ HEIGHT: Final = 24
 
 @click.command("status", short_help="Show what `ff up` runs.", epilog="""\b
 Examples:
-  ff status                      nodes, tasks, chains and files of ./platform
-  ff status --json | jq .ok      true where everything serves""")  # fmt: skip
+  ff status                  # nodes, tasks, chains and files of ./platform
+  ff status --json | jq .ok  # true where everything serves""")  # fmt: skip
 @click.option("--dir", "--platform", "directory", metavar="DIR", shell_complete=complete_directory,
               help=f"Directory that was given to `ff up`.  [default: what ${PLATFORM_VARIABLE} names, or "
               f"{DEFAULT_DIRECTORY}]")  # fmt: skip

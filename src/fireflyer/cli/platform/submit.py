@@ -53,13 +53,13 @@ _AFTER = re.compile(r"([1-9][0-9]{0,14})(:ok)?")
     short_help="Hand a training script to the platform.",
     epilog="""\b
 Examples:
-  ff submit --nodes 4 --ranks-per-node 8 train.py -- --lr 3e-4     arguments after -- go to the script
-  ff submit --nodes 2:8 --time 12h --priority 20 train.py          2 nodes at least, 8 at most
-  ff submit --lock requirements.lock train.py                      its packages are installed on the nodes
-  ff submit --after 17:ok eval.py                                  when task 17 has succeeded
-  ff submit --array 100 sweep.py                                   100 tasks; each finds FF_ARRAY_INDEX
-  ff submit --follow train.py                                      print its logs; with its exit code
-  ff submit --interactive --nodes 2 --port 8888                    a shell on the first node, as soon as it runs""",
+  ff submit --nodes 4 --ranks-per-node 8 train.py -- --lr 3e-4  # arguments after -- go to the script
+  ff submit --nodes 2:8 --time 12h --priority 20 train.py       # 2 nodes at least, 8 at most
+  ff submit --lock requirements.lock train.py                   # its packages are installed on the nodes
+  ff submit --after 17:ok eval.py                               # when task 17 has succeeded
+  ff submit --array 100 sweep.py                                # 100 tasks; each finds FF_ARRAY_INDEX
+  ff submit --follow train.py                                   # print its logs; with its exit code
+  ff submit --interactive --nodes 2 --port 8888                 # a shell on the first node, as soon as it runs""",
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("--nodes", "-n", metavar="N|MIN:MAX", type=NodeRange(), default="1", show_default=True,

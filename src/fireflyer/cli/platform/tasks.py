@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -14,15 +17,26 @@ from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
-from fireflyer.cli.platform.history import past_task_text
+from fireflyer.cli.platform.history import ended_by, past_task_text
 from fireflyer.cli.platform.names import TASK_NUMBER
+from fireflyer.cluster.schema.tasks import TaskState
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
     from fireflyer.cluster.core.platform.views import RunView, TaskView
 
-__all__ = ["priority_command", "ps_command", "resume_command", "show_command", "stop_command", "suspend_command"]
+__all__ = [
+    "priority_command",
+    "ps_command",
+    "reasons",
+    "resume_command",
+    "show_command",
+    "stop_command",
+    "suspend_command",
+]
 
+_MOST_REASONS: Final = 20
+_WAIT: Final = (TaskState.QUEUED, TaskState.SUSPENDED)
 _ALL: Final = ("queued", "scheduled", "running", "suspending", "suspended", "finished")
 
 
@@ -31,9 +45,9 @@ _ALL: Final = ("queued", "scheduled", "running", "suspending", "suspended", "fin
     short_help="List tasks.",
     epilog="""\b
 Examples:
-  ff ps                       your tasks that have not finished
-  ff ps --all-users           those of everybody
-  ff ps --state finished      yours that have finished, the newest first""",
+  ff ps                   # your tasks that have not finished
+  ff ps --all-users       # those of everybody
+  ff ps --state finished  # yours that have finished, the newest first""",
 )
 @click.option("--all-users", "-a", is_flag=True, help="Tasks of everybody.")
 @click.option("--user", metavar="USER", default="", help="Tasks of this user.")
@@ -45,23 +59,34 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each task.")
 @platform_option
 def ps_command(*, client: Client, all_users: bool, user: str, state: str, limit: int, as_json: bool) -> int:
-    """List tasks, the newest first."""
+    """List tasks, the newest first. WHY says of the first 20 that wait what for; `ff show` says it of any task."""
     wanted = "" if all_users else user or client.whoami().user
     page = client.tasks(user=wanted, state="" if state == "any" else state, limit=limit)
     if as_json:
         for task in page.tasks:
             click.echo(msgspec.json.encode(task))
         return 0
-    rows = [("TASK", "NAME", "USER", "STATE", "PRIO", "NODES", "RUNS", "SINCE")]
+    why = reasons(page.tasks, lambda task: client.task(task).why.text)
+    rows = [("TASK", "NAME", "USER", "STATE", "PRIO", "NODES", "RUNS", "SINCE", "WHY")]
     for task in page.tasks:
         state_text = task.state.value if task.outcome is None else task.outcome.value
         nodes = len(task.nodes) or task.least_nodes
         rows.append((str(task.id), plain(task.name, 40), task.user, state_text, str(task.priority), str(nodes),
-                     str(task.runs), _ago(task.since_ns)))  # fmt: skip
+                     str(task.runs), _ago(task.since_ns), why.get(task.id, "")))  # fmt: skip
     click.echo(columns(rows))
     if page.next is not None:
         click.echo(f"more tasks follow: ff ps --limit {min(1000, 2 * limit)}", err=True)
     return 0
+
+
+def reasons(tasks: Iterable[TaskView], ask: Callable[[int], str]) -> dict[int, str]:
+    """Why tasks wait, by their numbers: of the first `_MOST_REASONS` that do. `ask` is one request to the platform, and
+    raises NotFound where the task is not known any more."""
+    found: dict[int, str] = {}
+    for task in islice((task for task in tasks if task.state in _WAIT), _MOST_REASONS):
+        with suppress(NotFound):
+            found[task.id] = plain(ask(task.id), 120)
+    return found
 
 
 @click.command("show", short_help="Show a task: its state and why, its runs, where its time went.",
@@ -119,7 +144,7 @@ def _show_past(client: Client, task: int, *, as_json: bool) -> int:
 def _run_row(run: RunView) -> tuple[str, ...]:
     began = run.started_ns or run.scheduled_ns
     until = run.over_ns or run.ended_ns or time.time_ns()
-    cause = "" if run.cause is None else f"{run.cause.value}: {plain(run.end_reason, 120)}"
+    cause = "" if run.cause is None else ended_by(run.cause.value, run.end_reason)
     step = "" if run.step is None else f" (step {run.step})"
     nodes = run.nodes[0] if len(run.nodes) == 1 else f"{len(run.nodes)}: {run.nodes[0]}…"
     return (str(run.number), run.state + step, nodes, _clock(began), format_duration(max(0, until - began)), cause)

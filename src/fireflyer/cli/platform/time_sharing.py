@@ -21,8 +21,8 @@ _AS_IT_IS = "[default: as it is]"
 
 @click.command("time-sharing", short_help="Show or set when tasks interrupt each other.", epilog="""\b
 Examples:
-  ff time-sharing                          what is set
-  ff time-sharing --guarantee 30m          no run is interrupted before""")  # fmt: skip
+  ff time-sharing                  # what is set
+  ff time-sharing --guarantee 30m  # no run is interrupted before""")  # fmt: skip
 @click.option("--guarantee", metavar="TIME", help=f"How long a run is not interrupted; 0s: not at all.  {_AS_IT_IS}")
 @click.option("--age-step", metavar="TIME", help=f"Who has waited for so long counts one priority higher.  {_AS_IT_IS}")
 @click.option("--gang-age", metavar="TIME", help=f"So much older counts a gang of twice as many nodes.  {_AS_IT_IS}")

@@ -33,8 +33,8 @@ _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 @click.command("top", short_help="Watch nodes and tasks.", epilog="""\b
 Examples:
-  ff top                 until Ctrl-C
-  ff top --once          once, as is also done where the output is no terminal""")  # fmt: skip
+  ff top         # until Ctrl-C
+  ff top --once  # once, as is also done where the output is no terminal""")  # fmt: skip
 @click.option("--every", metavar="TIME", type=Duration(), default=2 * SECOND,
               help="How often it is shown anew.  [default: 2s]")  # fmt: skip
 @click.option("--once", is_flag=True, help="Show it once.")

@@ -31,11 +31,11 @@ __all__ = ["command", "read_up_file"]
 
 @click.command("up", short_help="Start platform and file system on this machine.", epilog="""\b
 Examples:
-  ff up --nodes 4 -d                 4 agents and a file system of 3 nodes, in the background
-  ff submit --nodes 2 train.py       then hand it tasks
-  ff up --print-config > up.toml     all settings; then: ff up up.toml -d
-  ff status                          all of it on one screen
-  ff down                            stop it""")  # fmt: skip
+  ff up --nodes 4 -d              # 4 agents and a file system of 3 nodes, in the background
+  ff submit --nodes 2 train.py    # then hand it tasks
+  ff up --print-config > up.toml  # all settings; then: ff up up.toml -d
+  ff status                       # all of it on one screen
+  ff down                         # stop it""")  # fmt: skip
 @click.option("--dir", "directory", metavar="DIR", shell_complete=complete_directory,
               help="Where it keeps everything; made if absent.  [default: as FILE says, or platform]")  # fmt: skip
 @click.option("--nodes", metavar="N", type=WholeNumber(1, 256), help="Agents, each of which counts as a node.  "

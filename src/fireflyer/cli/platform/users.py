@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from fireflyer.base.units import SECOND
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
@@ -22,7 +23,7 @@ MAX_ID = (1 << 32) - 2
 _Role = click.Choice(["operator", "admin", "fs:admin"])
 
 
-@click.group("user", short_help="Users, roles and tokens.", epilog="Example: ff user list")
+@click.group("user", cls=OrderedGroup, short_help="Users, roles and tokens.", epilog="Example: ff user list")
 def user_command() -> None:
     """Users of the platform. Operators add and remove users and issue tokens for them; administrators grant roles.
 
@@ -101,8 +102,8 @@ def revoke_role_command(*, client: Client, name: str, role: str) -> int:
 
 @user_command.command("token", short_help="Issue a token.", epilog="""\b
 Examples:
-  ff user token                          a token for yourself
-  ff user token ann --expires 90d        one for ann, for 90 days""")  # fmt: skip
+  ff user token                    # a token for yourself
+  ff user token ann --expires 90d  # one for ann, for 90 days""")  # fmt: skip
 @click.option(
     "--expires", metavar="TIME", type=Duration(), help="How long it is valid.  [default: until it is revoked]"
 )

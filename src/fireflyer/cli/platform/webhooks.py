@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from fireflyer.base.units import format_duration
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
@@ -21,7 +22,7 @@ _EVENTS: Final = ("task.started", "task.suspended", "task.resumed", "task.ended"
 _NUMBER: Final = WholeNumber(1, 1 << 53)
 
 
-@click.group("webhook", short_help="URLs that are told of events.", epilog="Example: ff webhook list")
+@click.group("webhook", cls=OrderedGroup, short_help="URLs that are told of events.", epilog="Example: ff webhook list")
 def webhook_command() -> None:
     """URLs that are told, by POST, what happens to your tasks: that one has started, is suspended, has resumed or has
     ended. Operators are told of lost nodes, too. What is sent is signed with a secret of the webhook."""

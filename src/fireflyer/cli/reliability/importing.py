@@ -33,7 +33,7 @@ Examples:
   ff reliability import failures --sacct sacct.txt --journal journal.json
   ff reliability import failures --kernel-log gpu7=dmesg.txt --health gpu7=health.jsonl
   ff reliability import failures --run runs/train-20260101-120000
-  ff reliability import failures --platform               as an operator; again, and only what is new is read
+  ff reliability import failures --platform  # as an operator; again, and only what is new is read
 
 \b
 The accounting is written by:

@@ -41,7 +41,7 @@ def node_count(gpus: int, gpus_per_node: int) -> int:
 Examples:
   ff reliability mttf
   ff reliability mttf --gpus 1024 --gpus 2048 --rate 2.34
-  ff reliability mttf --published                  figures of two papers beside what they follow from""",
+  ff reliability mttf --published  # figures of two papers beside what they follow from""",
 )
 @click.option(
     "--gpus", metavar="N", type=WholeNumber(min=1, max=MAX_GPUS), multiple=True,

@@ -27,7 +27,7 @@ FACTORS: Final = (5.0, 10.0, 20.0)
 Examples:
   ff reliability simulate --nodes 200 --days 30 --factor 20
   ff reliability simulate --factor 20 --seed 3
-  ff reliability simulate --json                   2000 nodes, 90 days, lemons of 5, 10 and 20 times: half an hour""",
+  ff reliability simulate --json  # 2000 nodes, 90 days, lemons of 5, 10 and 20 times: half an hour""",
 )
 @click.option(
     "--nodes", metavar="N", type=WholeNumber(min=1, max=100_000), default=2000, show_default=True, help="Of 8 GPUs."

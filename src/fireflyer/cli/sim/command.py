@@ -30,9 +30,9 @@ WARM_UP_SHARE: Final = 10
     short_help="Replay a trace of tasks: utilisation, waits and lost work of scheduling policies.",
     epilog="""\b
 Examples:
-  ff sim month.csv --generate --nodes 2000 --demand 1.1   # write a trace like that of a research cluster
-  ff sim month.csv --nodes 2000 --html month.html         # what four policies make of it
-  ff sim month.csv --nodes 2200 --policy sharing          # and with 200 nodes more""",
+  ff sim month.csv --generate --nodes 2000 --demand 1.1  # write a trace like that of a research cluster
+  ff sim month.csv --nodes 2000 --html month.html        # what four policies make of it
+  ff sim month.csv --nodes 2200 --policy sharing         # and with 200 nodes more""",
 )
 @click.argument("trace", metavar="TRACE", shell_complete=complete_file)
 @click.option("--nodes", metavar="N", type=WholeNumber(min=1, max=100_000), required=True, help="Nodes of the cluster.")

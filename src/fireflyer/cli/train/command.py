@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.train.compare import compare_command
 from fireflyer.cli.train.plan import plan_command
 from fireflyer.cli.train.run import run_command
@@ -12,7 +13,7 @@ from fireflyer.cli.train.schedule import schedule_command
 __all__ = ["command"]
 
 
-class _Commands(click.Group):
+class _Commands(OrderedGroup):
     """`ff train recipe.toml` is `ff train run recipe.toml`: no command ends with .toml."""
 
     def resolve_command(
@@ -29,13 +30,13 @@ class _Commands(click.Group):
     short_help="Train from a recipe, compare techniques, plan parallel training.",
     epilog="""\b
 Examples:
-  ff train run recipe.toml --check                                   what would run; nothing is started
-  ff run --ranks-per-node 2 --no-python ff train recipe.toml         train on two ranks
-  ff train compare recipe.toml --dir comparison                      [technique] against the rest of the recipe
-  ff train plan plan.toml --nodes 8 --node pcie-a100                 memory, traffic and time of a plan
-  ff train plan plan.toml --nodes 8 --node pcie-a100 --search        rank all plans that fit
-  ff train schedule --stages 8 --micro-batches 32                    every pipeline schedule in a table
-  ff train schedule zbv --stages 4 --micro-batches 8 --svg zbv.svg   a picture of one""",
+  ff train run recipe.toml --check                                  # what would run; nothing is started
+  ff run --ranks-per-node 2 --no-python ff train recipe.toml        # train on two ranks
+  ff train compare recipe.toml --dir comparison                     # [technique] against the rest of the recipe
+  ff train plan plan.toml --nodes 8 --node pcie-a100                # memory, traffic and time of a plan
+  ff train plan plan.toml --nodes 8 --node pcie-a100 --search       # rank all plans that fit
+  ff train schedule --stages 8 --micro-batches 32                   # every pipeline schedule in a table
+  ff train schedule zbv --stages 4 --micro-batches 8 --svg zbv.svg  # a picture of one""",
 )
 def command() -> None:
     """Train as a recipe says, and plan parallel training before it runs. `ff train FILE.toml` is `ff train run

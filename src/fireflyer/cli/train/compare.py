@@ -23,8 +23,8 @@ __all__ = ["compare_command"]
     short_help="Compare a technique with a baseline by runs in pairs.",
     epilog="""\b
 Examples:
-  ff train compare recipe.toml --dir fp8               [technique] of the recipe, against the rest of it
-  ff train compare bf16.toml fp8.toml --dir fp8        two recipes""",
+  ff train compare recipe.toml --dir fp8         # [technique] of the recipe, against the rest of it
+  ff train compare bf16.toml fp8.toml --dir fp8  # two recipes""",
 )
 @click.argument("file", metavar="FILE", shell_complete=complete_file)
 @click.argument("other", metavar="[TECHNIQUE]", required=False, shell_complete=complete_file)

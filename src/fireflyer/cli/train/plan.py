@@ -34,7 +34,7 @@ def complete_node(_ctx: click.Context, _param: click.Parameter, incomplete: str)
     epilog="""\b
 Examples:
   ff train plan plan.toml --nodes 8 --node pcie-a100
-  ff train plan v3.toml --nodes 256 --node h800 --search --keep 5   # rank plans, and this one among them""",
+  ff train plan v3.toml --nodes 256 --node h800 --search --keep 5  # rank plans, and this one among them""",
 )
 @click.argument("file", metavar="FILE", shell_complete=complete_file)
 @click.option("--nodes", metavar="N", type=WholeNumber(min=1, max=MAX_NODES), required=True, help="Nodes of the job.")

@@ -26,8 +26,8 @@ __all__ = ["run_command"]
     short_help="Train as a recipe says: one rank of the job, or all of it with --check.",
     epilog="""\b
 Examples:
-  ff train run recipe.toml --check     plan, bytes, steps; nothing is started
-  ff train run recipe.toml             a plan of one rank, or as a program of `ff run`""",
+  ff train run recipe.toml --check  # plan, bytes, steps; nothing is started
+  ff train run recipe.toml          # a plan of one rank, or as a program of `ff run`""",
 )
 @click.argument("file", metavar="FILE", shell_complete=complete_file)
 @click.option("--check", is_flag=True, help="Print what would run, or why it cannot; start nothing.")

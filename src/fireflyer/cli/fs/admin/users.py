@@ -10,6 +10,7 @@ import click
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.fs.connect import ClusterTarget, answered, where_options
+from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.numbers import Duration, WholeNumber
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def to_json(users: Sequence[UserInfo]) -> bytes:
     return msgspec.json.encode([{**msgspec.structs.asdict(user.account), "roles": user.roles} for user in users])
 
 
-@click.group("user", short_help="Add, remove and list users.", epilog="Example: ff fs admin user list --dir fs")
+@click.group(
+    "user", cls=OrderedGroup, short_help="Add, remove and list users.", epilog="Example: ff fs admin user list --dir fs"
+)
 def user_command() -> None:
     """Users of a cluster that has no platform: their names, numbers, roles and tokens.
 
