@@ -11,17 +11,20 @@ import click
 
 from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied
 from fireflyer.cli.completion import complete_directory
-from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, PLATFORM_VARIABLE, of_another
+from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, PLATFORM_VARIABLE, of_another, plain
 
 if TYPE_CHECKING:
     from fireflyer.cli.fs.connect import ClusterTarget
     from fireflyer.cluster.client import Client
+    from fireflyer.cluster.core.platform.views import TaskView
     from fireflyer.cluster.local.layout import PlatformLayout
 
 __all__ = ["command", "to_json"]
 
 HEIGHT: Final = 24
 """Lines of the platform; `ff ps` shows all tasks."""
+REASONS: Final = 4
+"""Tasks of which it says why they wait; `ff show TASK` says it of each."""
 
 
 @click.command("status", short_help="Show what `ff up` runs.", epilog="""\b
@@ -88,6 +91,12 @@ class _Platform:
         self.found = {"cluster": cluster, "nodes": nodes, "tasks": tasks}
         self.lines = [f"Platform at {client.connection.url}"]
         self.lines += screen(cluster, nodes, tasks, None, HEIGHT, time.time_ns())
+        waiting = sorted((task for task in tasks if task.state.value == "queued"), key=_queue_order)
+        self.lines += [f"task {task.id} waits: {plain(client.task(task.id).why.text)}" for task in waiting[:REASONS]]
+
+
+def _queue_order(task: TaskView) -> tuple[int, int]:
+    return -task.priority, task.id
 
 
 class _Files:
