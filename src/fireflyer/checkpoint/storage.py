@@ -13,6 +13,8 @@ import os
 import threading
 from typing import Final, NamedTuple
 
+import msgspec
+
 from fireflyer.base.errors import UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
@@ -20,7 +22,7 @@ from fireflyer.fs.tools.default_cluster import TOKEN_FILE_VARIABLE, default_toke
 from fireflyer.identity.private_files import read_private_file
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["CheckpointPath", "Storage", "is_remote", "open_storage"]
+__all__ = ["CheckpointPath", "Storage", "is_remote", "open_storage", "wait_for_chunks"]
 
 CheckpointPath = str | os.PathLike[str]
 _MAX_TOKEN_BYTES: Final = 4096
@@ -73,6 +75,14 @@ def _prefix_of(target: str) -> str:
 
 _lock = threading.Lock()
 _disks: dict[tuple[int, str, str | None], Disk] = {}
+_patience_ns: int | None = None
+
+
+def wait_for_chunks(at_most_ns: int) -> None:
+    """How long connections that this process makes from now on wait for data that no storage node serves, instead of
+    the five minutes of jobs: somebody sits in front of a command."""
+    global _patience_ns
+    _patience_ns = at_most_ns
 
 
 def _in_child() -> None:
@@ -102,6 +112,10 @@ def _connected(target: str, token_file: str | None) -> Disk:
                     f"{prefix} asks who you are: name a file with your token in {TOKEN_FILE_VARIABLE} (made by `ff fs "
                     "admin user add --token`); in Python also by token_file"
                 )
-            files = connect(target, token=token, name="checkpoint", options=DISK_OPTIONS)
+            options = DISK_OPTIONS
+            if _patience_ns is not None:
+                chunks = msgspec.structs.replace(options.chunks, timeout_ns=_patience_ns)
+                options = msgspec.structs.replace(options, chunks=chunks)
+            files = connect(target, token=token, name="checkpoint", options=options)
             _disks[key] = FileSystemDisk(files, prefix)
         return _disks[key]

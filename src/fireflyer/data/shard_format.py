@@ -55,6 +55,7 @@ __all__ = [
     "corrupt",
     "header",
     "index_and_trailer",
+    "largest_record",
     "parse_index",
     "parse_trailer",
 ]
@@ -103,6 +104,12 @@ class Index(NamedTuple):
     offsets: NDArray[np.uint64]
     lengths: NDArray[np.uint32]
     crcs: NDArray[np.uint32]
+
+
+def largest_record(shard_bytes: int) -> int:
+    """Bytes of the largest record that a shard of at most `shard_bytes` holds."""
+    room = shard_bytes - aligned(HEADER_BYTES) - INDEX_ENTRY_BYTES - TRAILER_BYTES
+    return min(MAX_RECORD_BYTES, room - room % ALIGNMENT_BYTES)
 
 
 def aligned(position: int) -> int:

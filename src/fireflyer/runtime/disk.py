@@ -12,6 +12,7 @@ import ctypes
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator
 from typing import Final, Self
 
@@ -197,6 +198,16 @@ class RealFile(DiskFile):
             self.close()
 
 
+def _no_content(mode: int) -> str | None:
+    """Why what has this mode cannot be read at any offset; None where it can."""
+    if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        return "it is a directory, a file is needed"
+    kind = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}.get(stat.S_IFMT(mode), "character device")
+    return f"it is a {kind}, a regular file is needed"
+
+
 def _preadv(fd: int, target: memoryview, offset: int) -> int:
     return os.preadv(fd, [target], offset)
 
@@ -222,10 +233,10 @@ class RealDisk(Disk):
 
     def open(self, path: str, *, direct: bool = False) -> RealFile:
         with _translated(f"open {path}"):
-            fd = os.open(_checked(path), os.O_RDONLY | os.O_CLOEXEC)
-            if os.path.isdir(f"/proc/self/fd/{fd}"):
+            fd = os.open(_checked(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO without a writer blocks
+            if (problem := _no_content(os.fstat(fd).st_mode)) is not None:
                 os.close(fd)
-                raise UsageError(f"open {path}: it is a directory, a file is needed")
+                raise UsageError(f"open {path}: {problem}")
             return RealFile(fd, path, _open_direct(fd, path, os.O_RDONLY) if direct else -1)
 
     def mkdir(self, path: str) -> None:

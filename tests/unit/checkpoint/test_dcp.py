@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
@@ -17,14 +19,23 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, NotFound, UsageError
 from fireflyer.checkpoint import verify
 from fireflyer.checkpoint.core.manifest import decode_manifest
-from fireflyer.checkpoint.dcp import FireFlyerReader, FireFlyerWriter, async_save, load, save
+from fireflyer.checkpoint.dcp import FireFlyerReader, FireFlyerWriter, async_save, load, metadata_pickle, save
 
 
 @pytest.fixture(autouse=True)
@@ -235,6 +246,65 @@ def test_a_pickle_takes_members_of_enumerations_and_no_other_attributes(tmp_path
         load({"w": torch.zeros(2)}, tmp_path)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Reach(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")))
     with pytest.raises(DataCorruption, match="is no metadata of a DCP checkpoint"):  # so the member was taken
+        load({"w": torch.zeros(2)}, tmp_path)
+
+
+def building(whose: bytes, state: object) -> bytes:
+    """A pickle that sets `state` on what the opcodes `whose` push."""
+    return b"\x80\x02" + whose + pickle.dumps(state, protocol=2)[2:-1] + b"b."
+
+
+@pytest.mark.parametrize(
+    "whose",
+    [
+        f"c{each.__module__}\n{each.__qualname__}\n".encode()
+        for each in (
+            Metadata, MetadataIndex, TensorStorageMetadata, BytesStorageMetadata, ChunkStorageMetadata,
+            TensorProperties, StorageMeta, _StorageInfo, _MEM_FORMAT_ENCODING, OrderedDict, PosixPath, torch.Size,
+        )
+    ]
+    + [b"cbuiltins\ngetattr\n", b"ctorch.serialization\n_get_layout\n", b"ctorch\nfloat32\n"],
+)  # fmt: skip
+@pytest.mark.parametrize("state", [{"planted": 1}, (None, {"planted": 1})])
+def test_a_pickle_sets_nothing_on_what_it_names(tmp_path: Path, whose: bytes, state: object) -> None:
+    (tmp_path / ".metadata").write_bytes(building(whose, state))
+    with pytest.raises(DataCorruption, match=r"metadata"):
+        load({"w": torch.zeros(2)}, tmp_path)
+    assert not any(hasattr(one, "planted") for one in metadata_pickle._ALLOWED.values())
+    module, name = whose[1:].decode().split()
+    if module != "builtins":
+        assert not hasattr(getattr(importlib.import_module(module), name), "planted")
+
+
+def of_w(metadata: Any) -> Any:
+    return metadata.state_dict_metadata["w"]
+
+
+@pytest.mark.parametrize(
+    ("whose", "fields", "said"),
+    [
+        (lambda one: one, {"planted": 1}, "sets 'planted' of a Metadata"),
+        (lambda one: one, {"state_dict_metadata": []}, "a list where a mapping is due"),
+        (lambda one: one, {"storage_data": {"w": 1}}, "something else where a MetadataIndex is due"),
+        (lambda one: one, {"storage_meta": {}}, "something else where a StorageMeta is due"),
+        (lambda one: one, {"version": 7}, "a int where a name is due"),
+        (lambda one: one, {"planner_data": {"w": 5}}, "a int where a path in the nested state is due"),
+        (of_w, {"size": (2,)}, "a tuple where the size of a tensor is due"),
+        (of_w, {"items": 1}, "sets 'items' of a TensorStorageMetadata"),
+        (of_w, {"chunks": None}, "the chunks of a tensor are no list"),
+        (lambda one: of_w(one).chunks[0], {"sizes": "x"}, "where the size of a tensor is due"),
+        (lambda one: of_w(one).properties, {"dtype": 3}, "where the properties of a tensor"),
+    ],
+)
+def test_fields_that_are_not_of_the_class_or_its_types_are_refused(
+    tmp_path: Path, whose: Callable[[Any], Any], fields: dict[str, object], said: str
+) -> None:
+    state_dict_saver.save({"w": torch.ones(2)}, storage_writer=FileSystemWriter(tmp_path))
+    path = tmp_path / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    vars(whose(metadata)).update(fields)
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(DataCorruption, match=said):
         load({"w": torch.zeros(2)}, tmp_path)
 
 

@@ -15,6 +15,7 @@ from fireflyer.data import END_OF_TEXT, BpeTokenizer, RecordSet
 from fireflyer.data import places as places_module
 from fireflyer.data.packing import Encoding, InvalidInput, Packed, PackOptions, encoding_of, pack
 from fireflyer.data.packing.packer import MAX_TOLD
+from fireflyer.data.shard_format import largest_record
 from fireflyer.runtime.disk import RealDisk
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -346,3 +347,42 @@ def test_few_of_many_wrong_lines_are_told(tmp_path: Path) -> None:
     watch = Watch()
     packed = run(source, tmp_path / "set", watch, skip_invalid=True)
     assert (packed.skipped, packed.records, len(watch.problems)) == (MAX_TOLD + 50, 0, MAX_TOLD)
+
+
+def test_a_command_that_was_wrong_leaves_nothing_and_is_corrected(tmp_path: Path, lines: str) -> None:
+    with pytest.raises(InvalidInput, match="has no field 'txt'"):
+        run(lines, tmp_path / "set", field="txt")
+    assert not (tmp_path / "set").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(InvalidInput, match="has no field 'txt'"):
+        run(lines, tmp_path / "mine", field="txt")
+    assert list((tmp_path / "mine").iterdir()) == []
+    run(lines, tmp_path / "set")
+    assert len(content(tmp_path / "set")) == 120
+
+
+def test_a_record_larger_than_a_shard_is_an_input_that_is_told_or_left_out(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "x" * 5000}, {"text": "b"}])
+    said = r"a.jsonl:2: a record of 4.9 KiB, and a shard takes 3.9 KiB; give a larger --shard-size"
+    with pytest.raises(InvalidInput, match=said):
+        run(source, tmp_path / "set")
+    watch = Watch()
+    assert run(source, tmp_path / "set", watch, skip_invalid=True).skipped == 1
+    assert content(tmp_path / "set") == [b"a", b"b"]
+
+
+def test_the_largest_record_fits_and_one_byte_more_does_not(tmp_path: Path) -> None:
+    most = largest_record(4096)
+    run(jsonl(tmp_path / "a.jsonl", [{"text": "x" * most}]), tmp_path / "set")
+    assert content(tmp_path / "set") == [b"x" * most]
+    with pytest.raises(InvalidInput, match="give a larger --shard-size"):
+        run(jsonl(tmp_path / "b.jsonl", [{"text": "x" * (most + 1)}]), tmp_path / "other")
+
+
+def test_a_fifo_in_place_of_a_shard_is_refused_at_once(tmp_path: Path, lines: str) -> None:
+    """Its reader would wait for a writer for ever."""
+    run(lines, tmp_path / "set")
+    (tmp_path / "set" / "shard-00000.ffr").unlink()
+    os.mkfifo(tmp_path / "set" / "shard-00000.ffr")
+    with pytest.raises(UsageError, match=r"shard-00000.ffr"), RecordSet(str(tmp_path / "set")) as records:
+        records[0]

@@ -8,6 +8,7 @@ import functools
 import logging
 import mmap
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -155,3 +156,17 @@ def test_transfers_run_beside_each_other_and_close_waits_for_them() -> None:
     transfers.close()
     assert sorted(done) == [1, 2]
     assert [one.wait() for one in started] == [1, 2]
+
+
+@pytest.mark.parametrize(("kind", "said"), [("fifo", "a FIFO"), ("socket", "socket|no such device"), ("null", "device")])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str, said: str) -> None:
+    """A FIFO without a writer would keep its reader for ever."""
+    path = f"{tmp_path}/{kind}"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    else:
+        os.symlink("/dev/null", path)
+    with pytest.raises(FireflyerError, match=said):
+        RealDisk().open(path)

@@ -1,30 +1,25 @@
 """Checkpoints that DCP's own `FileSystemWriter` has written, read where they are.
 
-Their metadata is a pickle, which may run anything when it is loaded: here it may name the classes that DCP writes, and
-no others. They have no checksums, so damage within a tensor is not noticed.
+Their metadata is a pickle, which may run anything when it is loaded: `metadata_pickle` takes what DCP writes, and
+nothing else. They have no checksums, so damage within a tensor is not noticed.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import enum
 import io
 import os
-import pathlib
-import pickle
 from typing import IO, Any, Final
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.checkpoint.dcp.metadata_pickle import StorageInfo, load_metadata
 from fireflyer.checkpoint.dcp.objects import check_safe
 from fireflyer.checkpoint.storage import Storage
 
@@ -39,52 +34,9 @@ def is_dcp(storage: Storage) -> bool:
     return storage.disk.exists(f"{storage.root}/{_METADATA}")
 
 
-class _Unpickler(pickle.Unpickler):
-    """Of what `FileSystemWriter.finish` pickles."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = _allowed()
-        if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is nothing that DCP writes")
-        return allowed[module, name]
-
-
-def _allowed() -> dict[tuple[str, str], Any]:
-    classes: list[Any] = [
-        dcp_metadata.Metadata,
-        dcp_metadata.MetadataIndex,
-        dcp_metadata.TensorStorageMetadata,
-        dcp_metadata.BytesStorageMetadata,
-        dcp_metadata.ChunkStorageMetadata,
-        dcp_metadata.TensorProperties,
-        dcp_metadata.StorageMeta,
-        dcp_metadata._MEM_FORMAT_ENCODING,  # noqa: SLF001 - part of DCP's format
-        filesystem._StorageInfo,  # noqa: SLF001 - part of DCP's format
-        torch.Size,
-        collections.OrderedDict,
-        pathlib.PosixPath,
-        pathlib.Path,
-        pathlib.PurePosixPath,
-    ]
-    found = {(each.__module__, each.__qualname__): each for each in classes}
-    found["pathlib._local", "PosixPath"] = pathlib.PosixPath  # of Python 3.13
-    found["builtins", "getattr"] = _enumeration_member
-    found["torch.serialization", "_get_layout"] = torch.serialization._get_layout  # noqa: SLF001 - as above
-    for kind in (torch.dtype, torch.layout, torch.memory_format):
-        found |= {("torch", name): each for name, each in vars(torch).items() if isinstance(each, kind)}
-    return found
-
-
-def _enumeration_member(kind: object, name: str) -> enum.Enum:
-    """Stands for `getattr`, by which some releases of Python 3.11 pickle the members of enumerations."""
-    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
-        raise pickle.UnpicklingError("it takes an attribute of something that is no enumeration")
-    return kind[name]
-
-
 def _is_place(info: object) -> bool:
     """Of a pickle, whose classes are as they should be, and whose values are anything."""
-    if not isinstance(info, filesystem._StorageInfo):  # noqa: SLF001 - part of DCP's format
+    if not isinstance(info, StorageInfo):
         return False
     path: Any = info.relative_path
     numbers: tuple[Any, ...] = (info.offset, info.length)
@@ -107,8 +59,7 @@ class DcpFiles(FileSystemReader):
                 raise DataCorruption(f"{path} has more than {_MAX_METADATA_BYTES} bytes")
             content = file.pread(size, 0)
         try:
-            unpickler = pickle.Unpickler if self._trusts else _Unpickler
-            found = unpickler(io.BytesIO(content)).load()
+            found = load_metadata(content, trusted=self._trusts)
         except Exception as error:  # a damaged pickle raises anything
             raise DataCorruption(
                 f"{path} cannot be read: {error}; if you trust who wrote it, give trust_pickles=True"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from fireflyer.base.units import SECOND
 from fireflyer.cli.checkpoints.change import pin_command, rm_command, unpin_command
 from fireflyer.cli.checkpoints.convert import export_command, import_command
 from fireflyer.cli.checkpoints.show import ls_command, show_command, verify_command
@@ -9,8 +12,20 @@ from fireflyer.cli.fs.sections import SectionedGroup
 
 __all__ = ["command"]
 
+PATIENCE_NS: Final = 60 * SECOND
+"""For data of 3FS that no storage node serves: a node that has died is noticed, and one that is started again serves,
+within this. Jobs wait longer."""
+
+
+def _begin() -> None:
+    from fireflyer.checkpoint.storage import wait_for_chunks
+
+    wait_for_chunks(PATIENCE_NS)
+
+
 command = SectionedGroup(
     "ckpt",
+    callback=_begin,
     short_help="List, verify, keep, remove, export and import checkpoints.",
     help="""Checkpoints that `TrainingLoop`, `CheckpointManager` or `dcp.save` with `FireFlyerWriter` have saved.
 

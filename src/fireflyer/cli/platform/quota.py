@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.cli.help_sections import OrderedGroup
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import WholeNumber
@@ -127,8 +127,26 @@ def _limit(nodes: int, *, user: str | None, user_group: str | None, each: bool, 
 @platform_option
 def set_command(*, client: Client, nodes: int, **whom: Any) -> int:
     """Let the tasks of users have at most NODES nodes at a time. Runs that have more already go on."""
-    click.echo(plain(client.set_limit(_limit(nodes, **whom))))
+    limit = _limit(nodes, **whom)
+    click.echo(plain(client.set_limit(limit)))
+    if limit.kind.value == "user" and not _may_be_known(client, limit.name):
+        name = plain(limit.name)
+        click.echo(f"the platform has no user {name} yet: the limit holds once `ff user add {name}` has made one; a "
+                   f"misspelt name is taken back with `ff quota remove --user {name}`", err=True)  # fmt: skip
     return 0
+
+
+def _may_be_known(client: Client, name: str) -> bool:
+    """False: there is no such user. Who may not list users is not told."""
+    after = ""
+    try:
+        while page := client.known_users(after=after):
+            if any(user.name == name for user in page):
+                return True
+            after = page[-1].name
+    except FireflyerError:
+        return True
+    return False
 
 
 @command.command("remove", short_help="Remove a limit.", epilog="Example: ff quota remove --user ann --group a100")

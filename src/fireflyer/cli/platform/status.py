@@ -16,12 +16,15 @@ from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, PLATFORM_VARIABLE,
 if TYPE_CHECKING:
     from fireflyer.cli.fs.connect import ClusterTarget
     from fireflyer.cluster.client import Client
+    from fireflyer.cluster.core.platform.views import TaskView
     from fireflyer.cluster.local.layout import PlatformLayout
 
 __all__ = ["command", "to_json"]
 
 HEIGHT: Final = 24
 """Lines of the platform; `ff ps` shows all tasks."""
+REASONS: Final = 4
+"""Tasks of which it says why they wait; `ff show TASK` says it of each."""
 
 
 @click.command("status", short_help="Show what `ff up` runs.", epilog="""\b
@@ -80,6 +83,7 @@ class _Platform:
             self.lines = [f"Platform: {error.message}"]
 
     def _look(self, client: Client) -> None:
+        from fireflyer.cli.platform.tasks import reasons
         from fireflyer.cli.platform.top import screen
 
         cluster, nodes = client.cluster(), list(client.all_nodes())
@@ -88,6 +92,13 @@ class _Platform:
         self.found = {"cluster": cluster, "nodes": nodes, "tasks": tasks}
         self.lines = [f"Platform at {client.connection.url}"]
         self.lines += screen(cluster, nodes, tasks, None, HEIGHT, time.time_ns())
+        waiting = sorted((task for task in tasks if task.state.value == "queued"), key=_queue_order)
+        why = reasons(waiting[:REASONS], lambda task: client.task(task).why.text)
+        self.lines += [f"task {task} waits: {text}" for task, text in why.items()]
+
+
+def _queue_order(task: TaskView) -> tuple[int, int]:
+    return -task.priority, task.id
 
 
 class _Files:

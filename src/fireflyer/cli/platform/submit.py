@@ -161,6 +161,8 @@ def command(
             click.echo(f"task {tasks[0]} submitted: ff show {tasks[0]} · ff logs -f {tasks[0]}")
         else:
             click.echo(f"tasks {tasks[0]} to {tasks[-1]} submitted: ff ps")
+        if (waits := _why_it_waits(client, tasks[0])) is not None:
+            click.echo(waits, err=True)
         return max(print_logs(client, task, follow=True) for task in tasks) if follow else 0
 
 
@@ -328,6 +330,14 @@ def _after(text: str) -> After:
     if match is None:
         raise UsageError(f"--after {text!r} is not understood; write it like --after 17, or --after 17:ok")
     return After(int(match[1]), match[2] is not None)
+
+
+def _why_it_waits(client: Client, task: int) -> str | None:
+    """Of a task that was submitted just now; None: it does not wait, or the scheduler has not looked at it yet."""
+    why = client.task(task).why
+    if why.before is None or why.nodes:
+        return None
+    return f"task {task} waits: {plain(why.text)}"
 
 
 def _would_start(client: Client, spec: TaskSpec) -> int:

@@ -19,8 +19,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from fireflyer.base.errors import Exists, Fenced, NotFound, UsageError
+from fireflyer.base.errors import Exists, Fenced, FireflyerError, NotFound, UsageError
 from fireflyer.base.ports import Disk
+from fireflyer.base.units import format_bytes
 from fireflyer.data.files import make_directories
 from fireflyer.data.manifest import MANIFEST_NAME, names_file, shard_file
 from fireflyer.data.packing.inputs import Format, Input, InputsDigest, find_inputs
@@ -31,7 +32,7 @@ from fireflyer.data.packing.state_file import STATE_NAME, State, load_state, sav
 from fireflyer.data.packing.values import Encoding
 from fireflyer.data.places import disk_of, place_of
 from fireflyer.data.recordset_writer import DEFAULT_SHARD_BYTES, RecordSetWriter
-from fireflyer.data.shard_format import ShardInfo
+from fireflyer.data.shard_format import MAX_RECORD_BYTES, ShardInfo, largest_record
 from fireflyer.data.shard_reader import ShardReader
 
 __all__ = ["Observer", "PackOptions", "Packed", "pack"]
@@ -81,12 +82,13 @@ def pack(paths: Sequence[str], target: str, encoding: Encoding, options: PackOpt
     disk, directory, shown = disk_of(target, token_file=options.token_file)
     if disk.exists(directory) and not disk.is_dir(directory):
         raise Exists(f"{shown} is a file; the data set needs a directory, which is made: give a new one")
+    made = not disk.exists(directory)
     make_directories(disk, directory)
     if MANIFEST_NAME in disk.list(directory):
         with contextlib.suppress(NotFound):
             disk.remove(posixpath.join(directory, STATE_NAME))  # of a packer that ended just after the manifest
         raise Exists(f"{shown} holds a data set already; choose another directory")
-    return _Packer(inputs, target, (disk, directory, shown), encoding, options, observer).run()
+    return _Packer(inputs, target, (disk, directory, shown), encoding, options, observer, made=made).run()
 
 
 def _check(options: PackOptions) -> None:
@@ -107,6 +109,8 @@ class _Packer:
         encoding: Encoding,
         options: PackOptions,
         observer: Observer,
+        *,
+        made: bool,
     ) -> None:
         self._inputs, self._target = inputs, target
         self._disk, self._directory, self._shown = place
@@ -114,6 +118,7 @@ class _Packer:
         self._owner = uuid.uuid4().hex
         self._options_digest = self._digest_options()
         self._digest = InputsDigest(inputs)
+        self._made = made
         self._skipped = 0
         self._read_bytes = 0
 
@@ -135,6 +140,8 @@ class _Packer:
             writer.commit()
         except BaseException:
             writer.suspend()
+            if not writer.shards:
+                self._forget()
             raise
         self._disk.remove(self._at(STATE_NAME))
         return Packed(
@@ -146,7 +153,7 @@ class _Packer:
         )
 
     def _fill(self, writer: RecordSetWriter, position: Position) -> None:
-        for item in self._items(position):
+        for item in map(self._fitting, self._items(position)):
             if item.record is None:
                 self._skip(item)
             else:
@@ -157,6 +164,21 @@ class _Packer:
             position = item.after
             self._read_bytes += item.source_bytes
             self._observer.advanced(item.source_bytes, int(item.record is not None))
+
+    def _fitting(self, item: Item) -> Item:
+        """The item, or one that cannot be a record where no shard has room for it."""
+        if item.record is None:
+            return item
+        size, most = len(item.record), largest_record(self._options.shard_bytes)
+        if size <= most:
+            return item
+        after = item.after
+        where = self._inputs[after.input if after.at else after.input - 1].place.name
+        if after.at:
+            where += f":{after.line}" if self._options.format == "jsonl" else f": row {after.at}"
+        advice = "" if most >= MAX_RECORD_BYTES else "; give a larger --shard-size"
+        problem = f"{where}: a record of {format_bytes(size)}, and a shard takes {format_bytes(most)}{advice}"
+        return item._replace(record=None, problem=problem)
 
     def _items(self, position: Position) -> Iterator[Item]:
         match self._options.format:
@@ -198,7 +220,7 @@ class _Packer:
             for name in self._disk.list(self._directory):
                 if _PARTS.fullmatch(name) and not name.startswith("."):
                     raise Exists(f"{self._shown} holds {name}, which is of no data set; choose an empty directory")
-        elif self._options.restart:
+        elif self._options.restart or not state.shards:
             state = None
         else:
             self._require_same(state)
@@ -262,6 +284,15 @@ class _Packer:
         for name in self._disk.list(self._directory):
             if _PARTS.fullmatch(name) and name not in kept:
                 self._disk.remove(self._at(name))
+
+    def _forget(self) -> None:
+        """Nothing was packed, so that there is nothing to go on with: a command that was wrong is corrected."""
+        with contextlib.suppress(FireflyerError):
+            self._require_mine()
+            self._remove_parts(0)
+            self._disk.remove(self._at(STATE_NAME))
+            if self._made and not self._disk.list(self._directory):
+                self._disk.rmdir(self._directory)
 
     def _finished(self, count: int) -> tuple[list[ShardInfo], list[ShardInfo]]:
         """The shards that are there, looked at. Raises `DataCorruption`, `NotFound`."""

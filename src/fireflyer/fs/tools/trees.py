@@ -233,8 +233,13 @@ class LocalTree:
         return [os.pwrite(file.fileno(), data, offset) for file, offset, data in writes]
 
     def open_file(self, path: str, flags: int = os.O_RDONLY) -> LocalFile:
-        """`flags`: of `os.open`."""
-        return LocalFile(os.open(self.local_path(path), flags), "r+" if flags & os.O_ACCMODE else "r")
+        """`flags`: of `os.open`. What has no content at offsets, as a FIFO, is refused with EINVAL."""
+        fd = os.open(self.local_path(path), flags | os.O_NONBLOCK)  # else a FIFO without a writer blocks
+        file = LocalFile(fd, "r+" if flags & os.O_ACCMODE else "r")
+        if not file.seekable():
+            file.close()
+            raise OSError(errno.EINVAL, "it is no regular file", path)
+        return file
 
     def close(self) -> None:
         pass

@@ -67,7 +67,7 @@ def test_a_large_run_keeps_the_age_of_its_gang_when_it_may_be_interrupted() -> N
 def test_a_gang_starts_with_all_its_nodes_or_waits() -> None:
     starts, _, waits = of_kind(decide(waiting(1, 5), running(2, "a0")))
     assert not starts
-    assert waits[1].reason == "needs 5 nodes of default; 4 have what it asks for"
+    assert waits[1].reason == "needs 5 nodes of default; 4 have what it asks for, and it waits until there are as many"
     starts, _, waits = of_kind(decide(waiting(1, 4), running(2, "a0")))
     assert not starts
     assert waits[1].reason == "needs 4 of 4 nodes that it may use; 3 are free"

@@ -36,8 +36,8 @@ USES: Final = {
     "torch.distributed.ProcessGroup._get_backend": "training/process_groups.py",
     "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES": "training/ddp.py",
     "torch.distributed._shard._utils.narrow_tensor_by_index": "checkpoint/dcp/foreign.py",
-    "torch.distributed.checkpoint.filesystem._StorageInfo": "checkpoint/dcp/foreign.py",
-    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING": "checkpoint/dcp/foreign.py",
+    "torch.distributed.checkpoint.filesystem._StorageInfo": "checkpoint/dcp/metadata_pickle.py",
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING": "checkpoint/dcp/metadata_pickle.py",
     "torch.distributed.device_mesh.DeviceMesh._get_root_mesh": "checkpoint/sharding.py training/process_groups.py",
     "torch.distributed.distributed_c10d.ProcessGroupGloo.Options._timeout": "training/process_groups.py",
     "torch.distributed.distributed_c10d._get_process_group_store": "collectives/torch/store.py",
@@ -48,7 +48,6 @@ USES: Final = {
     "torch.nn.parallel.DistributedDataParallel._active_ddp_module": "training/ddp.py",
     # Modes that see every operator have no public place; torch's own counters are made of it.
     "torch.utils._python_dispatch.TorchDispatchMode": "training/recompute.py training/tensor/counting.py",
-    "torch.serialization._get_layout": "checkpoint/dcp/foreign.py",
 }
 """Where to find each name, and the modules that use it."""
 SET_BY_CONSTRUCTORS: Final = {

@@ -380,6 +380,8 @@ class Turns:
         missing = may & ~eligible
         closed = f", of which {missing.bit_count()} are down, drained, closed or reserved" if missing else ""
         needs = f"needs {request.least_nodes} nodes of {request.node_group}; {may.bit_count()} have what it asks for"
+        if may.bit_count() < request.least_nodes:
+            needs += ", and it waits until there are as many"
         unknown = self._sets.unknown(request)
         nowhere = f"; there is no {', no '.join(unknown[:3])}" if unknown else ""
         return f"{needs}{closed}{nowhere}{self._reserved(task, missing)}"
