@@ -69,6 +69,7 @@ def command(
         return 0
     from fireflyer.cli.health.policy_file import read_policy
     from fireflyer.validators.core.checks.health_round import nagios_exit_code
+    from fireflyer.validators.core.validation.node_models import usual_model
     from fireflyer.validators.stress import cuda, run
     from fireflyer.validators.stress.record_file import append_record, read_records
 
@@ -95,7 +96,7 @@ def command(
         *(run.links(policy) if not only or "links" in only else ()),
         *run.events_of(found, mine, records, now_ns, run.gpu_serials() if torch is not None else {}),
     ]
-    if record is not None:
+    if record is not None and usual_model(mine, records) is None:  # else it would be meant to have fewer GPUs
         append_record(record, mine)
     if as_json:
         for event in events:
