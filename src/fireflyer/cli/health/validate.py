@@ -12,6 +12,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.health.command import print_events, refuse_options
 from fireflyer.cli.health.validate_cluster import links_command, nodes_command
+from fireflyer.cli.health.validate_history import history_command
 from fireflyer.cli.health.validate_slurm import slurm_nodes_command
 from fireflyer.cli.nagios import NagiosGroup
 from fireflyer.cli.numbers import Duration
@@ -34,6 +35,7 @@ Examples:
   ff validate nodes --every 7d                           idle nodes of the platform, as tasks
   ff validate links                                      links between them, in pairs
   ff validate slurm --output /shared/validation          idle nodes of Slurm, as jobs
+  ff validate history --low                              what was too low at first
 \b
 Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 nothing could be run, or one of --only could not,
 or an option or a file is wrong.""",
@@ -108,7 +110,7 @@ def command(
     return nagios_exit_code(events, asked=bool(only))
 
 
-for one in (nodes_command, links_command, slurm_nodes_command):
+for one in (nodes_command, links_command, slurm_nodes_command, history_command):
     command.add_command(one)
 
 

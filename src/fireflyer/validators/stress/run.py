@@ -180,7 +180,11 @@ def repeat_low(
 def record_of(found: Sequence[Found], model: str, now_ns: int) -> NodeRecord:
     figures = {name: value for one in found for name, value in one.figures.items()}
     digests = {name: value for one in found for name, value in one.digests.items()}
-    return NodeRecord(node=socket.gethostname()[:128], model=model, seen_ns=now_ns, figures=figures, digests=digests)
+    repeated = {name: values for one in found for name, values in one.measured.items()}
+    return NodeRecord(
+        node=socket.gethostname()[:128], model=model, seen_ns=now_ns, figures=figures, digests=digests,
+        repeated=repeated,
+    )  # fmt: skip
 
 
 def model_of_node() -> str:

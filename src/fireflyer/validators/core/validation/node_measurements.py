@@ -88,7 +88,9 @@ class NodeMeasurements:
         not been measured as their peers: they stay due."""
         self._compare()
         return [
-            msgspec.structs.replace(record, figures=record.figures | self._low[node].counted)
+            msgspec.structs.replace(
+                record, figures=record.figures | self._low[node].counted, repeated=self._low[node].measured
+            )
             for node, record in self._records.items()
             if not self._low[node].undecided and not self._missing[node] and self._model[node] is None
         ]
