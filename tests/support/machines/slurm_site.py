@@ -78,7 +78,7 @@ class Site:
     def submits(self, *options: str) -> str:
         """Its number."""
         train = str(self.directory / "train.sh")
-        return re.findall(r"\d+", self.types("sbatch", "--requeue", "--output=/dev/null", *options, train))[0]
+        return self.types("sbatch", "--parsable", "--requeue", "--output=/dev/null", *options, train).strip()
 
     def job(self, number: str) -> list[str]:
         """State and node."""

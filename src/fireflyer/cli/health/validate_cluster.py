@@ -171,8 +171,9 @@ def links_command(
                 measured.again((first, second), one.report)
     finally:
         code = shown(measured.events(time.time_ns()), ended, as_json=as_json)
-        for record in measured.records(time.time_ns()) if records is not None else ():
-            append_record(records, record)
+        if records is not None:
+            for record in measured.records(time.time_ns()):
+                append_record(records, record)
     return code
 
 
