@@ -13,7 +13,6 @@ import os
 import secrets
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Protocol
@@ -21,7 +20,6 @@ from typing import Final, Protocol
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, PermanentError, TransientError, UsageError
-from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
 from fireflyer.cluster.core.slurm.fleet import FleetNode
@@ -29,7 +27,8 @@ from fireflyer.cluster.core.slurm.output import Phase, SlurmJob
 from fireflyer.runtime.processes.trusted_path import changed_by_others
 from fireflyer.validators.cluster_tasks import Ended, Job
 from fireflyer.validators.core.validation.queue import ValidationQueue
-from fireflyer.validators.core.validation.reports import MAX_REPORT_BYTES, NodeReport, parse_node_report
+from fireflyer.validators.core.validation.reports import NodeReport, parse_node_report
+from fireflyer.validators.slurm_job_files import JobFiles, file_text
 
 __all__ = ["Slurm", "check_outputs", "job_arguments", "run_slurm_jobs"]
 
@@ -78,11 +77,8 @@ def run_slurm_jobs(
     """As `cluster_tasks.run_jobs`. `outputs`: directory that the nodes have, too, and that nobody else can change
     (`check_outputs`); files of jobs are in a private one below it. `options`: of `sbatch`, the site's. A job that Slurm
     refuses ends with its words. Raises `FireflyerError` where Slurm does not answer for two minutes."""
-    try:
-        directory = tempfile.mkdtemp(prefix="ff-validate-", dir=outputs)
-    except OSError as error:
-        raise translate_os_error(error, f"make a directory in {outputs}") from error
-    running = _Running(slurm, {job.nodes: job for job in jobs}, directory, apart, most_nodes, options, say)
+    files = JobFiles(outputs)
+    running = _Running(slurm, {job.nodes: job for job in jobs}, files, apart, most_nodes, options, say)
     began_ns = heard_ns = time.monotonic_ns()
     try:
         while not running.queue.done:
@@ -100,8 +96,7 @@ def run_slurm_jobs(
                 time.sleep(LOOK_S)
     finally:
         asyncio.run(running.stop())
-        with contextlib.suppress(OSError):
-            os.rmdir(directory)  # stays with files of jobs that have written no report
+        files.close()
 
 
 def check_outputs(directory: str) -> None:
@@ -130,11 +125,11 @@ class _Running:
     so one that Slurm has accepted without an answer is found again."""
 
     def __init__(
-        self, slurm: Slurm, jobs: dict[tuple[str, ...], Job], outputs: str, apart: Collection[frozenset[str]],
+        self, slurm: Slurm, jobs: dict[tuple[str, ...], Job], files: JobFiles, apart: Collection[frozenset[str]],
         most_nodes: int, options: Sequence[str], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.queue = ValidationQueue(jobs, apart, most_nodes=most_nodes)
-        self._slurm, self._jobs, self._outputs, self._options, self._say = slurm, jobs, outputs, options, say
+        self._slurm, self._jobs, self._files, self._options, self._say = slurm, jobs, files, options, say
         self._submitted: dict[str, _Submitted] = {}
         self._ended: list[Ended[NodeReport]] = []
 
@@ -180,12 +175,13 @@ class _Running:
 
     async def _submit(self, job: Job) -> None:
         name = f"ff-validate-{secrets.token_hex(4)}"
-        one = self._submitted[name] = _Submitted(job, os.path.join(self._outputs, f"{name}.out"))
+        one = self._submitted[name] = _Submitted(job, self._files.new(name))
         script = f"#!/bin/sh\nexec {shlex.join([sys.executable, '-P', '-m', 'fireflyer.validators.task', *job.args])}\n"
         try:
             one.number = await self._slurm.submit(job_arguments(job, name, one.output, self._options), script, None)
         except PermanentError as error:
             del self._submitted[name]
+            _remove(one.output)
             self._end(job, f"Slurm refuses its job: {error}")
             return
         self._say(f"job {one.number} validates {' and '.join(job.nodes)}")
@@ -215,7 +211,7 @@ class _Running:
                 self._interrupted(name)
             return
         state = said.state if said is not None else "forgotten by Slurm"
-        report = parse_node_report(_text(one.output))
+        report = parse_node_report(file_text(one.output))
         if report is None and state == "COMPLETED" and one.looks < _WAITS:
             one.looks += 1
             return
@@ -244,13 +240,3 @@ class _Running:
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _text(path: str) -> str:
-    """The end of it: the report is the last line."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * MAX_REPORT_BYTES))
-            return file.read(2 * MAX_REPORT_BYTES).decode(errors="replace")
-    except OSError:
-        return ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -200,3 +202,19 @@ def test_two_timers_validate_a_node_once(node: Path, cluster: Slurm, capsys: Cap
         assert validates(node, code=0) == 0
     assert not ran(node)
     assert "another `ff health slurm validate` is validating this node" in capsys.readouterr().out
+
+
+def test_a_timer_that_looked_before_another_one_ended_loads_no_node_that_serves(
+    node: Path, cluster: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained(cluster)
+
+    @contextlib.contextmanager
+    def after_the_other(_state: str) -> Iterator[bool]:
+        cluster.set(state="idle", shown="IDLE", reason="none")
+        yield True
+
+    monkeypatch.setattr(slurm_validate, "validating", after_the_other)
+    assert validates(node, WELL, code=0) == 0
+    assert not ran(node)
+    assert cluster.told() == []

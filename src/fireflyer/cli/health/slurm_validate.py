@@ -27,6 +27,7 @@ from fireflyer.cli.health.slurm_node import NodeOfSlurm
 from fireflyer.cluster.agent.health import validation_event
 from fireflyer.cluster.agent.health_program import Printed, run_health_program
 from fireflyer.cluster.schema.sync import SHIPPED_VALIDATE, VALIDATION
+from fireflyer.validators.core.validation.node_models import FEWER_GPUS
 
 __all__ = ["as_happened", "validate_node"]
 
@@ -53,6 +54,8 @@ def validate_node(looking: Callable[[], NodeOfSlurm], program: tuple[str, ...], 
         if not alone:
             log.say("another `ff health slurm validate` is validating this node")
             return 0
+        if not looking().look("validate").validate:  # another one has ended since: the node serves, or has a remedy
+            return 0
         began_ns = time.time_ns()
         log.say(f"{' '.join(program)} validates this node")
         printed = asyncio.run(run_health_program(program, _LIMIT_NS, state))
@@ -68,8 +71,10 @@ def validate_node(looking: Callable[[], NodeOfSlurm], program: tuple[str, ...], 
 
 
 def _needs_peers(fault: HealthEvent) -> bool:
-    """A validation alone on the node cannot find it: a figure is low, or a result is another one, beside others."""
-    return fault.check == VALIDATION and (fault.cause.endswith("_per_s") or fault.cause == "corruption")
+    """A validation alone on the node cannot find it: beside others a figure is low, a result another one, GPUs
+    fewer."""
+    beside_peers = fault.cause.endswith("_per_s") or fault.cause in ("corruption", FEWER_GPUS)
+    return fault.check == VALIDATION and beside_peers
 
 
 def _may_have_peers(program: tuple[str, ...]) -> bool:

@@ -12,6 +12,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.health.command import print_events, refuse_options
 from fireflyer.cli.health.validate_cluster import links_command, nodes_command
+from fireflyer.cli.health.validate_history import history_command
 from fireflyer.cli.health.validate_slurm import slurm_nodes_command
 from fireflyer.cli.nagios import NagiosGroup
 from fireflyer.cli.numbers import Duration
@@ -34,6 +35,7 @@ Examples:
   ff validate nodes --every 7d                              # idle nodes of the platform, as tasks
   ff validate links                                         # links between them, in pairs
   ff validate slurm --output /shared/validation             # idle nodes of Slurm, as jobs
+  ff validate history --low                                 # what was too low at first
 \b
 Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 nothing could be run, or one of --only could not,
 or an option or a file is wrong.""",
@@ -69,6 +71,7 @@ def command(
         return 0
     from fireflyer.cli.health.policy_file import read_policy
     from fireflyer.validators.core.checks.health_round import nagios_exit_code
+    from fireflyer.validators.core.validation.node_models import usual_model
     from fireflyer.validators.stress import cuda, run
     from fireflyer.validators.stress.record_file import append_record, read_records
 
@@ -95,7 +98,7 @@ def command(
         *(run.links(policy) if not only or "links" in only else ()),
         *run.events_of(found, mine, records, now_ns, run.gpu_serials() if torch is not None else {}),
     ]
-    if record is not None:
+    if record is not None and usual_model(mine, records) is None:  # else it would be meant to have fewer GPUs
         append_record(record, mine)
     if as_json:
         for event in events:
@@ -107,7 +110,7 @@ def command(
     return nagios_exit_code(events, asked=bool(only))
 
 
-for one in (nodes_command, links_command, slurm_nodes_command):
+for one in (nodes_command, links_command, slurm_nodes_command, history_command):
     command.add_command(one)
 
 

@@ -14,6 +14,7 @@ import click
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND, format_duration
+from fireflyer.cli.completion import complete_file
 from fireflyer.cli.health.validation import (
     MAX_REASON,
     SLACK_NS,
@@ -125,11 +126,13 @@ Examples:
 \b
 Exit codes: 0 all are in order; 2 a link is slow or changes data; 3 some could not be measured.""")  # fmt: skip
 @click.option("--time", "each", type=Duration(), default="5s", show_default=True, help="Of each pair.")
+@click.option("--records", metavar="FILE", shell_complete=complete_file, help="Append what was measured.")
 @common
 @platform_option
 def links_command(
-    *, client: Client, each: int, names: tuple[str, ...], at_once: int | None, limit: int, as_json: bool
-) -> int:
+    *, client: Client, each: int, records: str | None, names: tuple[str, ...], at_once: int | None, limit: int,
+    as_json: bool,
+) -> int:  # fmt: skip
     """Measure the links between nodes of a leaf switch, in pairs: each pair once, no node in two pairs at a time.
 
     Both nodes send to each other, and compare what comes. A node most of whose links are slower than usual below its
@@ -139,6 +142,7 @@ def links_command(
     from fireflyer.validators.core.validation.queue import host_groups
     from fireflyer.validators.core.validation.repetition import MEASUREMENTS
     from fireflyer.validators.core.validation.reports import parse_link_report
+    from fireflyer.validators.stress.record_file import append_record
 
     nodes = {node.name: node for node in client.all_nodes()}
     pairs = pairs_below_leaves([nodes[name] for name in _chosen(nodes, names)])
@@ -167,6 +171,9 @@ def links_command(
                 measured.again((first, second), one.report)
     finally:
         code = shown(measured.events(time.time_ns()), ended, as_json=as_json)
+        if records is not None:
+            for record in measured.records(time.time_ns()):
+                append_record(records, record)
     return code
 
 

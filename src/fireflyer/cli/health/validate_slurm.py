@@ -75,6 +75,7 @@ def slurm_nodes_command(
     from fireflyer.validators.cluster_tasks import Job
     from fireflyer.validators.core.validation.node_measurements import NodeMeasurements
     from fireflyer.validators.core.validation.queue import due_nodes
+    from fireflyer.validators.slurm_job_files import cancel_left_jobs
     from fireflyer.validators.slurm_jobs import check_outputs, run_slurm_jobs
     from fireflyer.validators.stress import run
     from fireflyer.validators.stress.record_file import read_records
@@ -83,6 +84,7 @@ def slurm_nodes_command(
     check_outputs(outputs)
     slurm = SlurmCommands(os.environ.get("PATH", os.defpath), _SLURM_LIMIT_NS)
     click.get_current_context().with_resource(held(records))
+    asyncio.run(cancel_left_jobs(slurm, os.path.abspath(outputs), say))
     known = read_records(records)
     chosen = _chosen(asyncio.run(slurm.fleet()), partition, names)
     due = chosen if names else due_nodes(chosen, known, time.time_ns(), every)

@@ -20,6 +20,7 @@ from fireflyer.validators.core.checks.health_round import as_event
 from fireflyer.validators.core.checks.part_serials import part_serials, with_serial
 from fireflyer.validators.core.checks.policy import HealthPolicy
 from fireflyer.validators.core.checks.settings import CheckSettings
+from fireflyer.validators.core.validation.node_models import as_its_peers, lacking_gpus, usual_model
 from fireflyer.validators.core.validation.records import (
     Found,
     NodeRecord,
@@ -46,6 +47,8 @@ __all__ = [
 
 LINK_CHECKS: Final = ("processors", "pcie", "ethernet", "infiniband", "gpu_clocks", "gpu_count")
 """Frequency, speed and status of links: checks of `ff health`."""
+VALIDATION: Final = "validation"
+"""Check of what no validator has found, but the comparison of the node with its peers."""
 _MAX_MEMORY_SHARE: Final = 0.5
 _MAX_FAULTS: Final = 16
 """Of one validator that are told."""
@@ -113,11 +116,13 @@ def events_of(
     found: Sequence[Found], record: NodeRecord, records: Sequence[NodeRecord], now_ns: int,
     serials: Mapping[str, str] = {},
 ) -> list[HealthEvent]:  # fmt: skip
-    """An event for each fault, by itself or beside the peers; else one for each validator. `serials`: of GPUs, by
-    UUID: the checks know them by their serial numbers."""
+    """An event for each fault, by itself or beside the peers, one of a node that lacks GPUs of its peers; else one for
+    each validator. `serials`: of GPUs, by UUID: the checks know them by their serial numbers."""
+    usual = usual_model(record, records)
+    record = as_its_peers(record, usual)
     peers = peers_of(record, records)
     settings = CheckSettings()
-    events = []
+    events = [as_event(VALIDATION, one, settings, now_ns) for one in lacking_gpus(usual)]
     for one in found:
         own = NodeRecord(
             node=record.node, model=record.model, seen_ns=record.seen_ns, figures=one.figures, digests=one.digests
@@ -151,6 +156,7 @@ def repeat_low(
 ) -> list[Found]:  # fmt: skip
     """With figures that are low beside the peers measured again (`core.validation.repetition`); faults that come up
     meanwhile count as well. `measure`: runs the validators of these names."""
+    record = as_its_peers(record, usual_model(record, records))
     usual = usual_figures(record, peers_of(record, records))
     low = LowFigures(record.figures, {name: one.least for name, one in usual.items()})
     faults: dict[str, tuple[Finding, ...]] = {}
@@ -174,7 +180,11 @@ def repeat_low(
 def record_of(found: Sequence[Found], model: str, now_ns: int) -> NodeRecord:
     figures = {name: value for one in found for name, value in one.figures.items()}
     digests = {name: value for one in found for name, value in one.digests.items()}
-    return NodeRecord(node=socket.gethostname()[:128], model=model, seen_ns=now_ns, figures=figures, digests=digests)
+    repeated = {name: values for one in found for name, values in one.measured.items()}
+    return NodeRecord(
+        node=socket.gethostname()[:128], model=model, seen_ns=now_ns, figures=figures, digests=digests,
+        repeated=repeated,
+    )  # fmt: skip
 
 
 def model_of_node() -> str:

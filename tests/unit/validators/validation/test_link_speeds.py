@@ -76,11 +76,18 @@ def told(found: LinkMeasurements) -> dict[str, list[str]]:
     return {names: severities for names, severities in events.items() if severities != ["ok"]}
 
 
-def test_a_link_that_was_slow_once_is_nobodys_fault() -> None:
+def test_a_link_that_was_slow_once_is_nobodys_fault_and_is_told_and_recorded_with_all_measurements() -> None:
     found = of_a_leaf(n1_n2=0.5)
     assert again(found, USUAL) == again(found, 0.99 * USUAL) == [("n1", "n2")]
     assert found.to_repeat() == []
-    assert told(found) == {}
+    assert told(found) == {"n1 n2": ["warn"]}
+    assert "slower than the usual of its leaf once of 3 measurements: " in found.events(1)["n1 n2"][0].words
+    (link,) = (one for one in found.records(7) if one.repeated)
+    (values,) = link.repeated.values()
+    assert (link.node, link.seen_ns, values[1:]) == ("n1 n2", 7, (USUAL, 0.99 * USUAL))
+    assert values[0] == pytest.approx(0.5 * USUAL, rel=0.05)
+    assert list(link.figures.values()) == [0.99 * USUAL], "which counts"
+    assert len(found.records(7)) == 6
 
 
 def test_a_node_whose_links_stay_slow_is_at_fault() -> None:

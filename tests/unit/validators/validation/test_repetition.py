@@ -73,6 +73,7 @@ def test_noise_that_passes_accuses_no_node() -> None:
     assert [event.severity for event in events] == ["warn", "ok"], "which is told all the same"
     assert events[0].words.endswith("; 1 of 3 measurements is too low")
     assert mine.figures[GEMM] == 99.5, "the median is what counts, for others too"
+    assert mine.repeated == {GEMM: (40.0, 99.5, 100.5)}, "and the low one is kept"
 
 
 def test_a_figure_that_stays_low_is_a_fault_which_says_how_often() -> None:
@@ -178,6 +179,9 @@ def test_a_node_of_a_cluster_that_is_slow_once_is_in_order_and_leaves_a_record()
     ((severity, words),) = faults(measured)["n4"]
     assert (severity, words.endswith("; 1 of 3 measurements is too low")) == ("warn", True)
     assert [(one.node, one.seen_ns, one.figures[GEMM]) for one in measured.records()][-1] == ("n4", 7, 98.0)
+    repeated = {one.node: one.repeated for one in measured.records()}
+    assert (list(repeated["n4"]), repeated["n4"][GEMM][1:]) == ([GEMM], (100.0, 98.0))
+    assert not repeated["n1"]
 
 
 def test_a_node_of_a_cluster_that_stays_slow_is_at_fault() -> None:

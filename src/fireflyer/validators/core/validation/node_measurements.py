@@ -13,6 +13,7 @@ from fireflyer.base.units import counted
 from fireflyer.validators.core.checks.evidence import Finding
 from fireflyer.validators.core.checks.health_round import as_event
 from fireflyer.validators.core.checks.settings import CheckSettings
+from fireflyer.validators.core.validation.node_models import UsualModel, as_its_peers, lacking_gpus, usual_model
 from fireflyer.validators.core.validation.records import (
     NodeRecord,
     Usual,
@@ -42,6 +43,7 @@ class NodeMeasurements:
         self._records: dict[str, NodeRecord] = {}
         self._events: dict[str, list[HealthEvent]] = {}
         self._peers: dict[str, list[NodeRecord]] = {}
+        self._model: dict[str, UsualModel | None] = {}
         self._usual: dict[str, dict[str, Usual]] = {}
         self._low: dict[str, LowFigures[str]] = {}
         self._missing: dict[str, dict[str, int]] = {}
@@ -71,7 +73,12 @@ class NodeMeasurements:
         found = {}
         for node, record in self._records.items():
             low = low_findings(record.figures, self._usual[node], self._low[node].measured)
-            beside = [*low, *self._not_measured(node), *compare_digests(record, self._peers[node])]
+            beside = [
+                *lacking_gpus(self._model[node]),
+                *low,
+                *self._not_measured(node),
+                *compare_digests(record, self._peers[node]),
+            ]
             events = [as_event(CHECK, one, CheckSettings(), record.seen_ns) for one in beside]
             found[node] = [*self._events[node], *events]
         return found
@@ -81,9 +88,11 @@ class NodeMeasurements:
         not been measured as their peers: they stay due."""
         self._compare()
         return [
-            msgspec.structs.replace(record, figures=record.figures | self._low[node].counted)
+            msgspec.structs.replace(
+                record, figures=record.figures | self._low[node].counted, repeated=self._low[node].measured
+            )
             for node, record in self._records.items()
-            if not self._low[node].undecided and not self._missing[node]
+            if not self._low[node].undecided and not self._missing[node] and self._model[node] is None
         ]
 
     def _compare(self) -> None:
@@ -91,11 +100,14 @@ class NodeMeasurements:
         new = {node: record for node, record in self._records.items() if node not in self._low}
         usual = figures_of_models([*self._known, *self._records.values()]) if new else {}
         for node, record in new.items():
-            self._peers[node] = peers_of(record, [*self._known, *self._records.values()])
-            self._usual[node] = usual_figures(record, self._peers[node])
+            all_of_them = [*self._known, *self._records.values()]
+            self._model[node] = usual_model(record, all_of_them)
+            compared = as_its_peers(record, self._model[node])
+            self._peers[node] = peers_of(compared, all_of_them)
+            self._usual[node] = usual_figures(compared, self._peers[node])
             least = {name: one.least for name, one in self._usual[node].items()}
             self._low[node] = LowFigures(record.figures, least)
-            missing = [validators_of([name]) for name in usual[record.model] - record.figures.keys()]
+            missing = [validators_of([name]) for name in usual[compared.model] - record.figures.keys()]
             self._missing[node] = Counter(
                 name for names in missing for name in names if not self._only or name in self._only
             )

@@ -51,6 +51,7 @@ AGREE: Final = 2
 """Measurements of a figure that was low at first, which decide."""
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 _Value = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
+_Values = Annotated[tuple[_Value, ...], msgspec.Meta(max_length=16)]
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,16 +70,19 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of the file of records."""
+    """A line of the file of records: of a node, or of a link, whose two nodes `node` names."""
 
     version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
-    node: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    node: Annotated[str, msgspec.Meta(min_length=1, max_length=160)]
     model: Annotated[str, msgspec.Meta(max_length=200)]
     """Nodes are compared with those of the same model."""
     seen_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     figures: Annotated[dict[_Name, _Value], msgspec.Meta(max_length=2048)] = {}
     """16 GPUs and 16 NUMA nodes have 1,248 paths."""
     digests: Annotated[dict[_Name, Annotated[str, msgspec.Meta(max_length=128)]], msgspec.Meta(max_length=256)] = {}
+    repeated: Annotated[dict[_Name, _Values], msgspec.Meta(max_length=2048)] = {}
+    """All measurements, in their order, of figures that were too low at first; of these `figures` has the value that
+    counts."""
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):

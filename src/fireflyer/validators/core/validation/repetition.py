@@ -46,6 +46,12 @@ class LowFigures(Generic[_Key]):
         """What has to be measured again; at the end, what could not be, and accuses nobody, but is not in order."""
         return [key for key, values in self._values.items() if not is_decided(values, self._least[key])]
 
+    @property
+    def good_after_all(self) -> list[_Key]:
+        """What was low at first, and is not by most measurements."""
+        open_ones = set(self.undecided)
+        return [key for key, value in self.counted.items() if value >= self._least[key] and key not in open_ones]
+
     def add(self, figures: Mapping[_Key, float]) -> None:
         """One more measurement; of what is decided, or was not low at first, it does not count."""
         for key in self.undecided:

@@ -1,0 +1,48 @@
+"""`ff validate history`: a measurement that was too low once leaves a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fireflyer.cli import main
+from fireflyer.validators.core.validation.records import NodeRecord
+from fireflyer.validators.stress.record_file import append_record
+
+Capture = pytest.CaptureFixture[str]
+GEMM, LINK = "cpu_gemm_flop_per_s", "link_bytes_per_s"
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> str:
+    path = str(tmp_path / "records.jsonl")
+    well = NodeRecord(node="a", model="m", seen_ns=1, figures={GEMM: 101.0})
+    once = NodeRecord(node="b", model="m", seen_ns=2, figures={GEMM: 99.0}, repeated={GEMM: (40.0, 99.0, 100.0)})
+    link = NodeRecord(node="a b", model="link", seen_ns=3, figures={LINK: 9e9}, repeated={LINK: (1e9, 9e9, 9.5e9)})
+    for record in (well, once, link):
+        append_record(path, record)
+    return path
+
+
+def test_all_measurements_of_a_figure_that_was_too_low_once_are_shown(records: str, capsys: Capture) -> None:
+    assert main(["validate", "history", "--records", records]) == 0
+    first, second, low, link, slow = capsys.readouterr().out.splitlines()
+    assert first.endswith(" a: 1 figure, m")
+    assert second.endswith(" b: 1 figure, m")
+    assert low == f"  {GEMM} was too low at first: 40, 99, 100; 99 counts"
+    assert link.endswith(" a b: 1 figure, link")
+    assert slow == f"  {LINK} was too low at first: 1e+09, 9e+09, 9.5e+09; 9e+09 counts"
+
+
+def test_records_of_a_node_and_its_links_and_of_low_figures_are_chosen(records: str, capsys: Capture) -> None:
+    for options, nodes in ((["--node", "a"], ["a", "a b"]), (["--low"], ["b", "a b"]), (["--node", "c"], [])):
+        assert main(["validate", "history", "--records", records, "--json", *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [msgspec.json.decode(line, type=NodeRecord).node for line in lines] == nodes
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["validate", "history", "--records", str(tmp_path / "none")]) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1

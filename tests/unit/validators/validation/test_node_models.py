@@ -1,0 +1,79 @@
+"""A node whose GPUs do not show is no model of its own: it is at fault beside the nodes that are as it is else."""
+
+from __future__ import annotations
+
+import pytest
+
+from fireflyer.validators.core.validation.node_measurements import NodeMeasurements
+from fireflyer.validators.core.validation.node_models import usual_model
+from fireflyer.validators.core.validation.records import Found, NodeRecord
+from fireflyer.validators.core.validation.reports import NodeReport
+from fireflyer.validators.stress import run
+
+MACHINE = "ESC8000 / 128 x AMD EPYC 7543 32-Core Processor"
+USUAL = f"{MACHINE} / 8 x NVIDIA H800"
+GEMM = "cpu_gemm_flop_per_s"
+
+
+def record(node: str, model: str, seen_ns: int = 1, value: float = 100.0) -> NodeRecord:
+    return NodeRecord(node=node, model=model, seen_ns=seen_ns, figures={GEMM: value})
+
+
+def nodes(model: str, count: int, prefix: str = "peer") -> list[NodeRecord]:
+    return [record(f"{prefix}-{number}", model, value=100.0 + number % 3) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("model", "has"), [(MACHINE, 0), (f"{MACHINE} / 7 x NVIDIA H800", 7), (f"{MACHINE} / 1 x NVIDIA H800", 1)]
+)
+def test_a_node_with_fewer_gpus_than_its_peers_is_at_fault_and_compared_with_them(model: str, has: int) -> None:
+    found = [Found(validator="cpu_stress", figures={GEMM: 10.0}, measured={GEMM: (10.0, 10.0)})]
+    missing, slow = run.events_of(found, record("me", model, 9, 10.0), nodes(USUAL, 8), 9)
+    assert (missing.severity, missing.cause) == ("high", "fewer_gpus")
+    assert missing.words == f"{has} of 8 GPUs; its 8 peers have 8 (NVIDIA H800)"
+    assert (slow.severity, slow.cause) == ("low", GEMM)
+    assert "8 peers" in slow.words
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        USUAL, f"{MACHINE} / 9 x NVIDIA H800", f"{MACHINE} / 4 x NVIDIA A100", f"Other{MACHINE}", "", "my model",
+        f"{MACHINE} / 8 x NVIDIA H800 / 1 x Other",
+    ],
+)  # fmt: skip
+def test_nodes_of_other_hardware_are_other_nodes(model: str) -> None:
+    assert usual_model(record("me", model, 9), nodes(USUAL, 8)) is None
+
+
+def test_nodes_that_are_meant_to_have_fewer_are_not_at_fault() -> None:
+    login = nodes(MACHINE, 4, "login")
+    assert usual_model(record("me", MACHINE, 9), [*nodes(USUAL, 8), *login]) is None, "enough are like it"
+    assert usual_model(record("me", MACHINE, 9), [*nodes(USUAL, 8), *login[1:]]) is not None
+    recorded = record("me", MACHINE, 5)
+    assert usual_model(record("me", MACHINE, 9), [*nodes(USUAL, 8), recorded]) is None, "it was recorded so"
+    assert usual_model(record("me", MACHINE, 9), nodes(USUAL, 3)) is None, "three say nothing of what is usual"
+
+
+def test_a_node_that_had_gpus_is_at_fault_whatever_others_are_like_it() -> None:
+    known = [*nodes(USUAL, 8), *nodes(MACHINE, 20, "login"), record("me", USUAL, 3), record("me", MACHINE, 5)]
+    usual = usual_model(record("me", MACHINE, 9), known)
+    assert usual is not None
+    assert (usual.model, usual.has) == (USUAL, 0)
+
+
+def test_a_node_of_a_cluster_that_lacks_gpus_is_at_fault_and_stays_due() -> None:
+    measured = NodeMeasurements(nodes(USUAL, 8))
+    measured.first("me", NodeReport(events=(), record=record("me", MACHINE)), 9)
+    measured.first("well", NodeReport(events=(), record=record("well", USUAL)), 9)
+    events = measured.events()
+    assert [(one.severity, one.words) for one in events["me"]] == [
+        ("high", "0 of 8 GPUs; its 9 peers have 8 (NVIDIA H800)")
+    ]
+    assert events["well"] == []
+    assert [one.node for one in measured.records()] == ["well"]
+
+
+def test_names_of_models_are_read_in_time_that_grows_with_their_length() -> None:
+    hostile = ("1 x / " * 40)[:200]
+    assert usual_model(record("me", hostile, 9), nodes(f"{hostile[:190]} / 8 x G", 8)) is None
