@@ -460,7 +460,7 @@ def test_memory_that_is_not_as_large_as_its_tensor_is_refused() -> None:
     for memory in (memoryview(bytearray(15)), memoryview(bytes(16))):
         memories = iter([memory])
         with pytest.raises(InvariantViolation, match="cannot take a tensor of 16"):
-            loading.load(disk, "/c", "step-00000001", manifest, lambda _rank, _tensor: next(memories))  # noqa: B023
+            loading.load(disk, "/c", "step-00000001", manifest, loading.sink_of(lambda _rank, _tensor: next(memories)))  # noqa: B023
 
 
 # Space.
