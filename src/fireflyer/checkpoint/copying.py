@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,9 @@ __all__ = ["Device", "DeviceCopies", "SnapshotCopies", "cuda_device_of"]
 
 Device = Any
 """A `torch.device`; tests have others."""
+
+
+_IS_CUDA = attrgetter("is_cuda")
 
 
 def cuda_device_of(tensor: torch.Tensor) -> torch.device | None:
@@ -87,6 +91,8 @@ class DeviceCopies:
 
     def any_of(self, tensors: Sequence[torch.Tensor]) -> Device | None:
         """A device on which one of them lies."""
+        if self.device_of is cuda_device_of and not any(map(_IS_CUDA, tensors)):
+            return None  # no Python runs for each: there may be a million
         return next(filter(None, map(self.device_of, tensors)), None)
 
     def start(

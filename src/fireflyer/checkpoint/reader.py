@@ -19,7 +19,7 @@ from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, Saved, decode_manifest, plans_of
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, Candidate, candidates, is_pinned, parse_final
 from fireflyer.checkpoint.engine.directory import read_file, read_manifest
-from fireflyer.checkpoint.engine.loading import Sink, load
+from fireflyer.checkpoint.engine.loading import Sink, load, sink_of
 from fireflyer.checkpoint.opening import stored_plan
 from fireflyer.checkpoint.storage import CheckpointPath, Storage, open_storage
 
@@ -170,7 +170,7 @@ def look(disk: Disk, root: str, name: str, names: Sequence[str], *, deep: bool) 
     try:
         manifest = _manifest_in(disk, root, name)
         if deep:
-            load(disk, root, name, manifest, lambda _rank, _tensor: None)
+            load(disk, root, name, manifest, sink_of(lambda _rank, _tensor: None))
     except FireflyerError as error:
         problem = error.message
     candidate = parse_final(name)

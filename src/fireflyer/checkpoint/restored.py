@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.checkpoint.copying import DeviceCopies
-from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, plans_of
+from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord, plans_of
 from fireflyer.checkpoint.core.shares import OWN_PREFIX, split_own
 from fireflyer.checkpoint.core.slices import Box, whole
-from fireflyer.checkpoint.engine.loading import DevicePlace, Place
+from fireflyer.checkpoint.engine.loading import DevicePlace, Place, Places, places_of
 from fireflyer.checkpoint.engine.ranges import scatter
 from fireflyer.checkpoint.sharding import box_of, local_part, new_like
-from fireflyer.checkpoint.tensors import DTYPES, bytes_of, can_be_filled, empty_tensor, flat_bytes
+from fireflyer.checkpoint.tensors import (
+    DTYPES,
+    HostTensors,
+    bytes_of,
+    can_be_filled,
+    empty_tensor,
+    flat_bytes,
+    host_tensors,
+)
 
 __all__ = ["Collector", "Restored", "Targets"]
 
@@ -88,7 +97,39 @@ class Collector:
         self._rank = rank
         self._manifest = manifest
 
-    def sink(self, _writer: int, record: TensorRecord) -> Place | None:
+    def sink(self, shard: ShardRecord) -> Places:
+        """Most tensors of nearly all checkpoints are filled at once: these are found together."""
+        names = [record.name for record in shard.tensors]
+        given = list(map(self._into.get, names))
+        numbers = [
+            at
+            for at, (name, record, tensor) in enumerate(zip(names, shard.tensors, given, strict=True))
+            if tensor is not None
+            and record.slice is None
+            and not name.startswith(OWN_PREFIX)
+            and (self._wanted is None or self._wanted(name))
+        ]
+        found = self._at_once([given[at] for at in numbers], [shard.tensors[at] for at in numbers])  # type: ignore[misc]
+        if len(numbers) == len(names) and found.fits.all():
+            self._filled.update(zip(names, given, strict=True))  # type: ignore[arg-type]
+            return Places(found.addresses, {})
+        places: list[Place | None] = [None] * len(names)
+        fitting = {numbers[at]: int(found.addresses[at]) for at in np.flatnonzero(found.fits).tolist()}
+        for at, record in enumerate(shard.tensors):
+            address, tensor = fitting.get(at), given[at]
+            if address is None or tensor is None:
+                places[at] = self._place_of(record)
+            else:
+                self._filled[record.name], places[at] = tensor, address
+        return places_of(places)
+
+    def _at_once(self, given: Sequence[torch.Tensor], records: Sequence[TensorRecord]) -> HostTensors:
+        if self._devices.any_of(given) is not None:
+            nothing = np.zeros(len(given), np.bool_)
+            return HostTensors(nothing, nothing.astype(np.uint64))
+        return host_tensors(given, [record.dtype for record in records], [record.shape for record in records])
+
+    def _place_of(self, record: TensorRecord) -> Place | None:
         if record.name.startswith(OWN_PREFIX) and (own := split_own(record.name)) is not None:
             if own[0] != self._rank or self.own is None:
                 return None
@@ -97,10 +138,6 @@ class Collector:
         name = record.name if record.slice is None else record.slice.of
         if self._wanted is not None and not self._wanted(name):
             return None
-        given = self._into.get(name)
-        if given is not None and record.slice is None and self._is_filled_at_once(given, record):
-            self._filled[name] = given
-            return given.data_ptr()
         if name not in self._targets:
             self._targets[name] = self._target(record)
         found = self._targets[name]
@@ -108,10 +145,6 @@ class Collector:
         if record.box == found.box:
             return self._place(found.part)
         return scatter(record, [(found.box, bytes_of(found.part))])
-
-    def _is_filled_at_once(self, given: torch.Tensor, record: TensorRecord) -> bool:
-        """Nearly all of them are."""
-        return self._devices.device_of(given) is None and can_be_filled(given, record.dtype, record.shape)
 
     def _target(self, record: TensorRecord) -> _Target:
         name, dtype, shape = record.whole_name, record.dtype, record.whole_shape

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 
-__all__ = ["DTYPES", "bytes_of", "can_be_filled", "empty_tensor", "flat_bytes", "is_plain", "spec_of"]
+__all__ = [
+    "DTYPES",
+    "HostTensors",
+    "bytes_of",
+    "can_be_filled",
+    "empty_tensor",
+    "flat_bytes",
+    "host_tensors",
+    "is_plain",
+    "spec_of",
+]
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -67,6 +82,26 @@ def can_be_filled(tensor: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> b
         and is_plain(tensor)
         and (tensor.is_cpu or tensor.device.type == "cuda")
     )
+
+
+class HostTensors(NamedTuple):
+    """Of several tensors, which ones lie in host memory as in a file, and where."""
+
+    fits: npt.NDArray[np.bool_]
+    addresses: npt.NDArray[np.uint64]
+    """0 for those that do not fit, and for those without bytes."""
+
+
+def host_tensors(
+    tensors: Sequence[torch.Tensor], dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]
+) -> HostTensors:
+    """Whether each is on the CPU, can be filled (`can_be_filled`) as one of that dtype and shape, and its address."""
+    rows = zip(tensors, dtypes, shapes, strict=True)
+    fits = np.array([tensor.is_cpu and can_be_filled(tensor, dtype, shape) for tensor, dtype, shape in rows], np.bool_)
+    addresses = np.zeros(len(tensors), np.uint64)
+    some = tensors if fits.all() else [tensors[at] for at in np.flatnonzero(fits).tolist()]
+    addresses[fits] = np.fromiter(map(torch.Tensor.data_ptr, some), np.uint64, len(some))
+    return HostTensors(fits, addresses)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, candidates, is_pinned, parse_final, pin_name, trash_name
 from fireflyer.checkpoint.engine.directory import remove_tree, write_file
-from fireflyer.checkpoint.engine.loading import load
+from fireflyer.checkpoint.engine.loading import load, sink_of
 from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.reader import look, open_checkpoint
 from fireflyer.checkpoint.storage import CheckpointPath, open_storage
@@ -141,7 +141,7 @@ def _only(manifest: Manifest, shard: ShardRecord, tensors: tuple[TensorRecord, .
 
 def _problem(disk: Disk, root: str, name: str, manifest: Manifest) -> str | None:
     try:
-        load(disk, root, name, manifest, lambda _rank, _tensor: None)
+        load(disk, root, name, manifest, sink_of(lambda _rank, _tensor: None))
     except TransientError:
         raise
     except FireflyerError as error:

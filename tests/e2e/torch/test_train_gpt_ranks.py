@@ -15,7 +15,7 @@ from tests.support.patience import allowed_s
 
 from fireflyer.base.events import ResumeReport, StepReport, decode_log
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord
-from fireflyer.checkpoint.engine.loading import Sink
+from fireflyer.checkpoint.engine.loading import Sink, sink_of
 from fireflyer.checkpoint.reader import choose
 from fireflyer.recipes.corpus import build_corpus
 from fireflyer.runtime.disk import RealDisk
@@ -45,10 +45,10 @@ class Job:
         tensors: dict[tuple[int, str], bytearray] = {}
 
         def make_sink(_manifest: Manifest) -> Sink:
-            def sink(rank: int, tensor: TensorRecord) -> memoryview:
+            def place_of(rank: int, tensor: TensorRecord) -> memoryview:
                 return memoryview(tensors.setdefault((rank, tensor.name), bytearray(tensor.size_bytes)))
 
-            return sink
+            return sink_of(place_of)
 
         found, passed_over = choose(RealDisk(), str(self.checkpoints), make_sink)
         assert found is not None

@@ -38,7 +38,7 @@ from fireflyer.checkpoint.core.safetensors import TensorSpec, place
 from fireflyer.checkpoint.core.shares import layout_digest, share_of
 from fireflyer.checkpoint.engine.directory import OpenFiles
 from fireflyer.checkpoint.engine.image import Share, header_of
-from fireflyer.checkpoint.engine.loading import Sink
+from fireflyer.checkpoint.engine.loading import Sink, sink_of
 from fireflyer.checkpoint.engine.performing import perform
 from fireflyer.checkpoint.reader import choose, verify
 from fireflyer.sim import SimDisk, SimNode, World
@@ -268,10 +268,10 @@ def restore(disk: SimDisk) -> Found | None:
     def make_sink(_manifest: Manifest) -> Sink:
         received.clear()
 
-        def sink(_rank: int, tensor: TensorRecord) -> memoryview:
+        def place_of(_rank: int, tensor: TensorRecord) -> memoryview:
             return memoryview(received.setdefault(tensor.name, bytearray(tensor.size_bytes)))
 
-        return sink
+        return sink_of(place_of)
 
     chosen, passed_over = choose(disk.mount("restore"), ROOT, make_sink)
     if chosen is None:

@@ -460,7 +460,40 @@ def test_memory_that_is_not_as_large_as_its_tensor_is_refused() -> None:
     for memory in (memoryview(bytearray(15)), memoryview(bytes(16))):
         memories = iter([memory])
         with pytest.raises(InvariantViolation, match="cannot take a tensor of 16"):
-            loading.load(disk, "/c", "step-00000001", manifest, lambda _rank, _tensor: next(memories))  # noqa: B023
+            loading.load(disk, "/c", "step-00000001", manifest, loading.sink_of(lambda _rank, _tensor: next(memories)))  # noqa: B023
+
+
+def test_places_that_are_not_one_for_each_tensor_are_refused() -> None:
+    device = SimDisk()
+    disk = device.mount()
+    with manager("/c", disk=disk) as ours:
+        ours.save(1, State({"v": torch.zeros(4), "w": torch.zeros(4)}), blocking=True).result()
+    manifest = decode_manifest(device.read("/c/step-00000001/manifest.json"))
+    with pytest.raises(InvariantViolation, match="1 places are not those of 2 tensors"):
+        loading.load(disk, "/c", "step-00000001", manifest, lambda _shard: loading.places_of([None]))
+
+
+def test_a_restore_fills_what_it_may_and_leaves_the_rest_to_new_tensors_in_the_order_of_the_checkpoint() -> None:
+    names = [f"w{number}" for number in range(6)]
+    state = {name: torch.rand(3, 4) for name in names}
+    into = {
+        "w0": torch.zeros(3, 4),
+        "w1": torch.zeros(4, 3).t(),
+        "w2": torch.zeros(3, 4, dtype=torch.float64),
+        "w4": torch.zeros(4, 3),
+        "w5": torch.nn.Parameter(torch.zeros(3, 4)),
+        "another": torch.zeros(3, 4),
+    }
+    with manager("/c", disk=SimDisk().mount()) as ours:
+        ours.save(1, State(state, {"w0": torch.ones(2)}), blocking=True).result()
+        restored = ours.restore(into)
+    assert restored is not None
+    assert list(restored.shared) == names
+    assert [name for name in names if restored.shared[name] is into.get(name)] == ["w0", "w5"]
+    assert all(torch.equal(restored.shared[name], state[name]) for name in names)
+    assert not into["another"].any()
+    assert restored.own is not None
+    assert torch.equal(restored.own["w0"], torch.ones(2))
 
 
 # Space.

@@ -17,7 +17,7 @@ import contextlib
 import ctypes
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ from fireflyer.checkpoint.engine.memory import aligned_memory, made_ready
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
 from fireflyer.native import crc32c, crc32c_joined, crc32c_ranges
 
-__all__ = ["READ_BYTES", "DevicePlace", "Place", "Scattered", "Sink", "load"]
+__all__ = ["READ_BYTES", "DevicePlace", "Place", "Places", "Scattered", "Sink", "load", "places_of", "sink_of"]
 
 READ_BYTES: Final = 8 * MIB
 """The most that is read in one call."""
@@ -84,33 +84,65 @@ class DevicePlace(NamedTuple):
 Place = memoryview | int | DevicePlace | Scattered
 """An int is the address of host memory, which has room for the tensor and stays until `load` has returned: a memoryview
 of each of ten thousand tensors takes longer than to read them."""
-Sink = Callable[[int, TensorRecord], Place | None]
-"""Given the rank whose shard holds it and the record of a tensor, says where its bytes go; None to only verify it."""
+Elsewhere = memoryview | DevicePlace | Scattered
+
+
+class Places(NamedTuple):
+    """Where the bytes of the tensors of a shard go."""
+
+    addresses: npt.NDArray[np.uint64]
+    """Of the host memory of each (see `Place`); 0: it has no bytes, or is in `others`, or is only to be verified."""
+    others: Mapping[int, Elsewhere]
+    """By the number of the tensor in its shard."""
+
+
+Sink = Callable[[ShardRecord], Places]
+"""Given the record of a shard, says where the bytes of each of its tensors go."""
+
+
+def sink_of(place_of: Callable[[int, TensorRecord], Place | None]) -> Sink:
+    """By a function that is given the rank whose shard holds it and the record of a tensor, and returns None to only
+    verify it."""
+
+    def sink(shard: ShardRecord) -> Places:
+        return places_of([place_of(shard.rank, tensor) for tensor in shard.tensors])
+
+    return sink
+
+
+def places_of(places: Sequence[Place | None]) -> Places:
+    """Of tensors with these places."""
+    others = {at: place for at, place in enumerate(places) if isinstance(place, Elsewhere)}
+    return Places(np.array([place if type(place) is int else 0 for place in places], np.uint64), others)
 
 
 class _Wanted(NamedTuple):
     """Ranges of tensors that have a sum (all of a tensor, or a block), in the order of the file: of each its tensor,
-    its place, where it begins in its tensor and in the file, its size and sum, and the address that it is copied to, 0
-    where it is not."""
+    where it begins in its tensor and in the file, its size and sum, and the address that it is copied to, 0 where it is
+    not."""
 
     tensors: Sequence[TensorRecord]
-    places: Sequence[Place | None]
     begins: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     crc32c: npt.NDArray[np.uint32]
     targets: npt.NDArray[np.uint64]
+    others: Mapping[int, DevicePlace | Scattered]
+    """The places of those that do not go to one place in host memory, by their number here, rising."""
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> _Wanted:
+        if chosen.all():
+            return self
         numbers = np.flatnonzero(chosen).tolist()
+        others = {at: self.others[number] for at, number in enumerate(numbers) if number in self.others}
         return _Wanted(
             [self.tensors[at] for at in numbers],
-            [self.places[at] for at in numbers],
             self.begins[chosen],
             self.offsets[chosen],
             self.sizes[chosen],
             self.crc32c[chosen],
             self.targets[chosen],
+            others,
         )
 
 
@@ -172,8 +204,7 @@ def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, on
             path = f"{root}/{name}/{shard.file}"
             with contextlib.closing(disk.open(path, direct=True)) as file:
                 _check_frame(file, path, shard)  # before `sink` takes memory for what the manifest only claims
-                places = [sink(shard.rank, tensor) for tensor in shard.tensors]
-                wanted = _wanted(shard.tensors, places, only_wanted=only_wanted)
+                wanted = _wanted(shard.tensors, sink(shard), only_wanted=only_wanted)
                 with _ready(wanted):
                     _read_tensors(file, path, wanted, buffers)
         for buffer in buffers:
@@ -183,27 +214,26 @@ def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, on
             buffer.close()
 
 
-def _wanted(tensors: Sequence[TensorRecord], places: Sequence[Place | None], *, only_wanted: bool) -> _Wanted:
-    begins, sizes = [0] * len(tensors), [tensor.size_bytes for tensor in tensors]
-    sums = [tensor.crc32c for tensor in tensors]
-    if only_wanted and (None in places or any(isinstance(place, Scattered) for place in places)):
-        rows = [row for tensor, place in zip(tensors, places, strict=True) for row in _needed(tensor, place)]
-        tensors, places = [row[0] for row in rows], [row[1] for row in rows]
-        begins, sizes, sums = [row[2] for row in rows], [row[3] for row in rows], [row[4] for row in rows]
-    of_tensors = np.array([tensor.offset for tensor in tensors], np.int64)
-    targets = [
-        place if type(place) is int else _address(place, size) for place, size in zip(places, sizes, strict=True)
-    ]
-    starts = np.array(begins, np.int64)
-    return _Wanted(
+def _wanted(tensors: Sequence[TensorRecord], places: Places, *, only_wanted: bool) -> _Wanted:
+    if len(places.addresses) != len(tensors):
+        raise InvariantViolation(f"{len(places.addresses)} places are not those of {len(tensors)} tensors")
+    sizes = [tensor.size_bytes for tensor in tensors]
+    targets, others = places.addresses.copy(), dict[int, DevicePlace | Scattered]()
+    for at, place in sorted(places.others.items(), key=lambda item: item[0]):
+        if isinstance(place, memoryview):
+            targets[at] = _address(place, sizes[at])
+        else:
+            others[at] = place
+    whole = _Wanted(
         tensors,
-        places,
-        starts,
-        of_tensors + starts,
+        np.zeros(len(tensors), np.int64),
+        np.array([tensor.offset for tensor in tensors], np.int64),
         np.array(sizes, np.int64),
-        np.array(sums, np.uint32),
-        np.array(targets, np.uint64),
+        np.array([tensor.crc32c for tensor in tensors], np.uint32),
+        targets,
+        others,
     )
+    return _needed(whole) if only_wanted else whole
 
 
 def _ready(wanted: _Wanted) -> contextlib.AbstractContextManager[None]:
@@ -214,20 +244,44 @@ def _ready(wanted: _Wanted) -> contextlib.AbstractContextManager[None]:
     return made_ready(zip(wanted.targets[large].tolist(), wanted.sizes[large].tolist(), strict=True))
 
 
-def _needed(tensor: TensorRecord, place: Place | None) -> Iterator[tuple[TensorRecord, Place, int, int, int]]:
-    """Of a tensor the ranges that have a sum and are wanted: with where they begin, their size and sum."""
-    if place is None:
-        return
-    if not isinstance(place, Scattered) or not tensor.blocks:
-        yield tensor, place, 0, tensor.size_bytes, tensor.crc32c
-    else:
-        sizes = block_sizes(tensor.size_bytes)
-        for number in needed_blocks(tensor.size_bytes, place.ranges()):
-            yield tensor, place, number * BLOCK_BYTES, sizes[number], tensor.blocks[number]
+def _needed(whole: _Wanted) -> _Wanted:
+    """What has a place: of tensors that are scattered just the blocks of which something is wanted. What has no bytes
+    needs no place."""
+    has_place = whole.targets != 0
+    has_place[list(whole.others)] = True
+    wanted = whole.only(has_place)
+    if not any(isinstance(place, Scattered) for place in wanted.others.values()):
+        return wanted
+    numbers, begins, sizes, sums = list[int](), list[int](), list[int](), list[int]()
+    others: dict[int, DevicePlace | Scattered] = {}
+    for at, tensor in enumerate(wanted.tensors):
+        place = wanted.others.get(at)
+        parts = [(0, tensor.size_bytes, tensor.crc32c)]
+        if isinstance(place, Scattered) and tensor.blocks:
+            of_blocks = block_sizes(tensor.size_bytes)
+            needed = needed_blocks(tensor.size_bytes, place.ranges())
+            parts = [(number * BLOCK_BYTES, of_blocks[number], tensor.blocks[number]) for number in needed]
+        for begin, size_bytes, crc in parts:
+            if place is not None:
+                others[len(numbers)] = place
+            numbers.append(at)
+            begins.append(begin)
+            sizes.append(size_bytes)
+            sums.append(crc)
+    starts = np.array(begins, np.int64)
+    return _Wanted(
+        [wanted.tensors[at] for at in numbers],
+        starts,
+        wanted.offsets[numbers] + starts,
+        np.array(sizes, np.int64),
+        np.array(sums, np.uint32),
+        wanted.targets[numbers],
+        others,
+    )
 
 
-def _address(place: Place | None, size_bytes: int) -> int:
-    if not isinstance(place, memoryview) or not size_bytes:
+def _address(place: memoryview, size_bytes: int) -> int:
+    if not size_bytes:
         return 0
     if place.nbytes != size_bytes or place.readonly:
         raise InvariantViolation(f"memory of {place.nbytes} bytes cannot take a tensor of {size_bytes}")
@@ -293,7 +347,7 @@ def _with(crc: int, transfer: Transfer, data: memoryview) -> int:
 def _read_through(file: DiskFile, path: str, wanted: _Wanted, buffers: Sequence[_Buffer]) -> npt.NDArray[np.uint32]:
     """By way of buffers; returns the sums."""
     sums = np.zeros(len(wanted.tensors), np.uint32)
-    others = [at for at, place in enumerate(wanted.places) if isinstance(place, Scattered | DevicePlace)]
+    others = list(wanted.others)
     free, pending = deque(buffers), deque[_PendingRead]()
     piece_bytes = len(buffers[0].memory)
     with _waited_for(pending):
@@ -339,10 +393,10 @@ def _finish_read(
     on_devices: list[tuple[DevicePlace, int, int, int]] = []
     for index in others[bisect_left(others, first) : bisect_left(others, end)]:
         start, at, size_bytes = (int(each[index - first]) for each in (piece.starts, piece.begins, piece.sizes))
-        place = wanted.places[index]
+        place = wanted.others[index]
         if isinstance(place, Scattered):
             place.put(int(wanted.begins[index]) + start, buffer.memory[at : at + size_bytes])
-        elif isinstance(place, DevicePlace) and size_bytes:
+        elif size_bytes:
             on_devices.append((place, start, at, size_bytes))
     buffer.copy_to_devices(on_devices)
     return buffer

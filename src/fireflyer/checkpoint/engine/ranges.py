@@ -15,7 +15,7 @@ from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord
 from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES
 from fireflyer.checkpoint.core.slices import Box, overlap, runs
-from fireflyer.checkpoint.engine.loading import Scattered, load
+from fireflyer.checkpoint.engine.loading import Scattered, load, sink_of
 
 __all__ = ["Request", "StoredTensor", "TensorReader", "scatter"]
 
@@ -88,11 +88,11 @@ class TensorReader:
             for number, records in sorted(needed.items())
         )
 
-        def sink(_writer: int, record: TensorRecord) -> Scattered | None:
+        def place_of(_writer: int, record: TensorRecord) -> Scattered | None:
             return scatter(record, by_name[record.whole_name])
 
         manifest = msgspec.structs.replace(self._manifest, shards=shards)
-        load(self._disk, self._root, self._name, manifest, sink, only_wanted=True)
+        load(self._disk, self._root, self._name, manifest, sink_of(place_of), only_wanted=True)
 
     def _check(self, request: Request) -> None:
         tensor = self.tensors.get(request.name)

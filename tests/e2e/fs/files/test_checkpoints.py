@@ -24,7 +24,7 @@ from fireflyer.base.units import MIB
 from fireflyer.checkpoint import State, TrainingLoop, describe, open_storage, storage, stored_job_plan, verify
 from fireflyer.checkpoint.core.names import candidates
 from fireflyer.checkpoint.engine.directory import read_manifest
-from fireflyer.checkpoint.engine.loading import load
+from fireflyer.checkpoint.engine.loading import load, sink_of
 from fireflyer.fs.client.files.disk import FileSystemFile
 from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.files.open_inode import BegunRead
@@ -111,7 +111,7 @@ def test_a_part_is_read_without_the_rest(url: str) -> None:
     manifest, place = read_manifest(disk, root, candidate), bytearray(20)
     load(
         disk, root, candidate.name, manifest,
-        lambda _, tensor: memoryview(place) if tensor.name == "small" else None, only_wanted=True,
+        sink_of(lambda _, tensor: memoryview(place) if tensor.name == "small" else None), only_wanted=True,
     )  # fmt: skip
     assert torch.equal(torch.frombuffer(place, dtype=torch.float32), torch.arange(5.0))
 
