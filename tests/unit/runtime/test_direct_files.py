@@ -158,7 +158,9 @@ def test_transfers_run_beside_each_other_and_close_waits_for_them() -> None:
     assert [one.wait() for one in started] == [1, 2]
 
 
-@pytest.mark.parametrize(("kind", "said"), [("fifo", "a FIFO"), ("socket", "socket|no such device"), ("null", "device")])
+@pytest.mark.parametrize(
+    ("kind", "said"), [("fifo", "a FIFO"), ("socket", "socket|no such device"), ("null", "device")]
+)
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str, said: str) -> None:
     """A FIFO without a writer would keep its reader for ever."""
     path = f"{tmp_path}/{kind}"

@@ -18,9 +18,9 @@ __all__ = ["history_command"]
 
 @click.command("history", short_help="Show records of validations.", epilog="""\b
 Examples:
-  ff validate history                                 records of all nodes, the newest last
-  ff validate history --node gpu-7                    of one node
-  ff validate history --records links.jsonl --low     links that were slow at first""")  # fmt: skip
+  ff validate history                              # records of all nodes, the newest last
+  ff validate history --node gpu-7                 # of one node
+  ff validate history --records links.jsonl --low  # links that were slow at first""")  # fmt: skip
 @click.option("--records", metavar="FILE", default="validation.jsonl", show_default=True, shell_complete=complete_file,
               help="Of `ff validate nodes`, `slurm` or `links`.")  # fmt: skip
 @click.option("--node", "names", metavar="NAME", multiple=True, help="Only this node, and its links; may be repeated.")
