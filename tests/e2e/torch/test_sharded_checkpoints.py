@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.checkpoints.places import checkpoint_parent, disconnected, manifest_of
 from tests.support.torch_ranks.processes import run_torch_ranks
 
 from fireflyer.checkpoint import verify
-from fireflyer.checkpoint.core.manifest import Manifest, decode_manifest
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+__all__ = ["checkpoint_parent", "disconnected"]
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 JOBS = {
     "ddp": ("ddp", "ddp", "ddp"),
@@ -27,31 +28,30 @@ JOBS = {
 SIZES = (2, 4, 3)
 
 
-def run(directory: Path, stage: int) -> list[dict[str, Any]]:
+def run(parent: str, stage: int) -> list[dict[str, Any]]:
     """What each rank found, for all jobs."""
-    jobs = {str(directory / name): ways[stage] for name, ways in JOBS.items()}
+    jobs = {f"{parent}/{name}": ways[stage] for name, ways in JOBS.items()}
     module = "tests.support.checkpoints.sharded_ranks"
-    ended = run_torch_ranks(module, (0,) * SIZES[stage], jobs=jobs, last=2 * stage + 2)
+    ended = run_torch_ranks(module, (0,) * SIZES[stage], limit_s=200, jobs=jobs, last=2 * stage + 2)
     assert [rank.code for rank in ended] == [0] * SIZES[stage], [rank.errors[-3000:] for rank in ended]
-    return [{Path(job).name: found for job, found in rank.result.items()} for rank in ended]
+    return [{job.rpartition("/")[2]: found for job, found in rank.result.items()} for rank in ended]
 
 
-def manifest_of(directory: Path, step: int) -> Manifest:
-    return decode_manifest((directory / f"step-{step:08d}" / "manifest.json").read_bytes())
-
-
-def test_two_then_four_then_three_ranks_have_the_same_bits(tmp_path: Path) -> None:
-    stages = [run(tmp_path, stage) for stage in range(3)]
+@pytest.mark.parametrize("checkpoint_parent", ["directory", "3fs"], indirect=True)
+def test_two_then_four_then_three_ranks_have_the_same_bits(checkpoint_parent: str) -> None:
+    stages = [run(checkpoint_parent, stage) for stage in range(3)]
     for name in JOBS:
         for before, after in itertools.pairwise(stages):
             assert {rank[name]["restored"] for rank in after} == {rank[name]["saved"] for rank in before}, name
-        assert all(info.problem is None for info in verify(str(tmp_path / name)))
+        assert all(info.problem is None for info in verify(f"{checkpoint_parent}/{name}"))
     assert stages[1][0]["fsdp"]["sharded"] == 12, "four parameters, and both moments of each"
 
-    whole = sum(tensor.size_bytes for shard in manifest_of(tmp_path / "ddp", 4).shards for tensor in shard.tensors)
+    whole = sum(
+        tensor.size_bytes for shard in manifest_of(f"{checkpoint_parent}/ddp", 4).shards for tensor in shard.tensors
+    )
     for name in JOBS:
         for step in (4, 6):
-            shards = manifest_of(tmp_path / name, step).shards
+            shards = manifest_of(f"{checkpoint_parent}/{name}", step).shards
             stored = [[tensor.size_bytes for tensor in shard.tensors] for shard in shards]
             own = whole - sum(map(sum, stored))
             assert abs(own) < 50_000, f"{name}: everything is written once, but the generators of each rank"

@@ -1,6 +1,7 @@
 """One rank that saves a sharded model with `torch.distributed.checkpoint`, in our format and in DCP's own, or loads.
 
-Run as `python -m tests.support.checkpoints.dcp_ranks JSON`: `how` to shard, `load` and `save` of directories.
+Run as `python -m tests.support.checkpoints.dcp_ranks JSON`: `how` to shard, `load` of checkpoints, `save` into a
+directory or 3FS, `theirs` the directory for DCP's own format.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,17 +49,17 @@ def refused(directory: str, how: str) -> str:
     return "loaded"
 
 
-def saved(directory: Path, how: str) -> str:
+def saved(directory: str, theirs: str, how: str) -> str:
     net, model = sharded(how)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for step in (1, 2):
         train(model, optimizer, step)
     state = state_of(net, optimizer) | {"number": 7}
-    state_dict_saver.save(state, storage_writer=FileSystemWriter(directory / "theirs"))
-    async_save(state, directory / "ours", step=2).result(60)
+    state_dict_saver.save(state, storage_writer=FileSystemWriter(theirs))
+    async_save(state, directory, step=2).result(60)
     for step in (3, 4):  # the second with the plan that DCP has kept
         planner = DefaultSavePlanner(enable_plan_caching=True)
-        state_dict_saver.save(state, storage_writer=FireFlyerWriter(directory / "ours", step=step), planner=planner)
+        state_dict_saver.save(state, storage_writer=FireFlyerWriter(directory, step=step), planner=planner)
     return digest(net, optimizer)
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     if arguments.get("refuse"):
         found["refused"] = refused(arguments["refuse"], arguments["how"])
     if arguments.get("save"):
-        found["saved"] = saved(Path(arguments["save"]), arguments["how"])
+        found["saved"] = saved(arguments["save"], arguments["theirs"], arguments["how"])
     dist.barrier()
     dist.destroy_process_group()
     print(json.dumps(found), flush=True)

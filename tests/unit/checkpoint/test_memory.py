@@ -36,11 +36,11 @@ def address_of(memory: mmap.mmap) -> int:
     return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
-def present(address: int) -> list[bool]:
-    """Whether each page has memory: the uppermost bit of /proc/self/pagemap (proc(5))."""
+def present(address: int, pages: int = PAGES) -> list[bool]:
+    """Whether each page has memory, or was swapped out: the two uppermost bits of /proc/self/pagemap (proc(5))."""
     with Path("/proc/self/pagemap").open("rb") as file:
         file.seek(address // mmap.PAGESIZE * 8)
-        return [bool(one >> 63) for one in np.frombuffer(file.read(8 * PAGES), np.uint64).tolist()]
+        return [bool(one >> 62) for one in np.frombuffer(file.read(8 * pages), np.uint64).tolist()]
 
 
 def threads() -> list[str]:
@@ -73,6 +73,17 @@ def test_the_thread_ends_with_the_block_whatever_is_left(memory: mmap.mmap) -> N
     with pytest.raises(ZeroDivisionError), made_ready(ranges()):
         raise ZeroDivisionError
     assert not threads()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_memory_of_a_snapshot_has_its_pages_before_the_first_save(tmp_path: Path, blocking: bool) -> None:
+    with CheckpointManager(str(tmp_path), rank=0, world_size=1, store=None) as manager:
+        manager.reserve(State({"w": torch.ones(1 << 20)}), blocking=blocking)
+        buffer = manager._saving._buffer
+        buffer._join()
+        address, pages = buffer._image.data_ptr(), -(-buffer._image.numel() // mmap.PAGESIZE)
+        assert pages > 1024
+        assert sum(present(address, pages)) == pages
 
 
 def test_a_load_makes_large_tensors_ready_and_no_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import mmap
 import os
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,31 @@ def test_a_file_that_nobody_refers_to_ends_its_threads(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(allowed_s(10))
         assert not thread.is_alive()
+
+
+def test_reads_and_writes_of_a_file_begin_while_others_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, begun, go_on = aligned(), threading.Semaphore(0), threading.Event()
+
+    def held(real: Callable[..., int]) -> Callable[..., int]:
+        def wait_and_call(*arguments: object) -> int:
+            begun.release()
+            assert go_on.wait(allowed_s(10))
+            return real(*arguments)
+
+        return wait_and_call
+
+    with RealDisk().create(f"{tmp_path}/a", direct=True) as file:
+        for name, start in (("pwrite", file.start_pwrite), ("preadv", file.start_pread)):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, name, held(getattr(os, name)))
+                started = [start(memory, at * BYTES) for at in range(MAX_THREADS)]
+                for _ in started:
+                    assert begun.acquire(timeout=allowed_s(10)), f"{name} waits for another to end"
+                go_on.set()
+                assert [one.wait() for one in started] == [BYTES] * MAX_THREADS
+            go_on.clear()
 
 
 def test_transfers_run_beside_each_other_and_close_waits_for_them() -> None:

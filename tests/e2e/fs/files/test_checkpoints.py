@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.checkpoints.places import disconnected
 from tests.support.checkpoints.ranks import Ranks
 from tests.support.checkpoints.states import SHARD, listed, manager, newest, same, save_all, state_of
 from tests.support.fs.clusters.local_cluster import LocalCluster
@@ -21,7 +22,7 @@ from fireflyer.base.errors import DataCorruption, Fenced, NoSpace, Timeout, Usag
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Transfer
 from fireflyer.base.units import MIB
-from fireflyer.checkpoint import State, TrainingLoop, describe, open_storage, storage, stored_job_plan, verify
+from fireflyer.checkpoint import State, TrainingLoop, describe, open_storage, stored_job_plan, verify
 from fireflyer.checkpoint.core.names import candidates
 from fireflyer.checkpoint.engine.directory import read_manifest
 from fireflyer.checkpoint.engine.loading import load, sink_of
@@ -31,16 +32,9 @@ from fireflyer.fs.client.files.open_inode import BegunRead
 from fireflyer.fs.client.meta import MetaClient
 from fireflyer.fs.schema.meta import Close, Request
 
+__all__ = ["disconnected"]
+
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def disconnected() -> Iterator[None]:
-    """Nothing of this module asks a cluster for anything when that is gone."""
-    yield
-    disks: Any = storage._disks
-    while disks:
-        disks.popitem()[1]._files.close()
 
 
 @pytest.fixture
