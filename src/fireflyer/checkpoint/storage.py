@@ -74,7 +74,7 @@ def _prefix_of(target: str) -> str:
 # Connections of this process.
 
 _lock = threading.Lock()
-_disks: dict[tuple[int, str, str | None], Disk] = {}
+_disks: dict[tuple[int, str, str | None, int | None], Disk] = {}
 _patience_ns: int | None = None
 
 
@@ -101,7 +101,7 @@ def _connected(target: str, token_file: str | None) -> Disk:
     prefix = _prefix_of(target)
     if token_file is None and not parse_address(prefix).directory:  # a local cluster lets in who may read its secret
         token_file = default_token_file()
-    key = os.getpid(), target, token_file
+    key = os.getpid(), target, token_file, _patience_ns
     with _lock:
         if key not in _disks:
             token = None

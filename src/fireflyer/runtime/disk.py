@@ -12,13 +12,13 @@ import ctypes
 import errno
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterator
 from typing import Final, Self
 
 from fireflyer.base.errors import Exists, FireflyerError, PermanentError, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Data, Disk, DiskFile, Transfer
+from fireflyer.runtime.content import open_content
 from fireflyer.runtime.transfers import TransferThreads
 
 __all__ = ["RealDisk", "RealFile", "translate_os_error"]
@@ -198,16 +198,6 @@ class RealFile(DiskFile):
             self.close()
 
 
-def _no_content(mode: int) -> str | None:
-    """Why what has this mode cannot be read at any offset; None where it can."""
-    if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
-        return None
-    if stat.S_ISDIR(mode):
-        return "it is a directory, a file is needed"
-    kind = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}.get(stat.S_IFMT(mode), "character device")
-    return f"it is a {kind}, a regular file is needed"
-
-
 def _preadv(fd: int, target: memoryview, offset: int) -> int:
     return os.preadv(fd, [target], offset)
 
@@ -233,10 +223,7 @@ class RealDisk(Disk):
 
     def open(self, path: str, *, direct: bool = False) -> RealFile:
         with _translated(f"open {path}"):
-            fd = os.open(_checked(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO without a writer blocks
-            if (problem := _no_content(os.fstat(fd).st_mode)) is not None:
-                os.close(fd)
-                raise UsageError(f"open {path}: {problem}")
+            fd = open_content(_checked(path), os.O_RDONLY)
             return RealFile(fd, path, _open_direct(fd, path, os.O_RDONLY) if direct else -1)
 
     def mkdir(self, path: str) -> None:

@@ -198,7 +198,7 @@ class SimDisk:
         state = hashlib.blake2b(digest_size=16)
         for path, node in _walk(self._root, ""):
             content = node.content if isinstance(node, FileNode) else None
-            state.update(f"{path}\0{-1 if content is None else len(content)}\0".encode())
+            state.update(f"{path}\0{-1 if content is None else len(content)}\0".encode("utf-8", "surrogateescape"))
             state.update(content or b"")
         return state.digest()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path, PosixPath
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -283,14 +283,13 @@ def of_w(metadata: Any) -> Any:
 @pytest.mark.parametrize(
     ("whose", "fields", "said"),
     [
-        (lambda one: one, {"planted": 1}, "sets 'planted' of a Metadata"),
         (lambda one: one, {"state_dict_metadata": []}, "a list where a mapping is due"),
         (lambda one: one, {"storage_data": {"w": 1}}, "something else where a MetadataIndex is due"),
         (lambda one: one, {"storage_meta": {}}, "something else where a StorageMeta is due"),
         (lambda one: one, {"version": 7}, "a int where a name is due"),
         (lambda one: one, {"planner_data": {"w": 5}}, "a int where a path in the nested state is due"),
         (of_w, {"size": (2,)}, "a tuple where the size of a tensor is due"),
-        (of_w, {"items": 1}, "sets 'items' of a TensorStorageMetadata"),
+        (lambda one: of_w(one).chunks[0], {"sizes": torch.Size([1 << 60])}, "negative or too large"),
         (of_w, {"chunks": None}, "the chunks of a tensor are no list"),
         (lambda one: of_w(one).chunks[0], {"sizes": "x"}, "where the size of a tensor is due"),
         (lambda one: of_w(one).properties, {"dtype": 3}, "where the properties of a tensor"),
@@ -306,6 +305,53 @@ def test_fields_that_are_not_of_the_class_or_its_types_are_refused(
     path.write_bytes(pickle.dumps(metadata))
     with pytest.raises(DataCorruption, match=said):
         load({"w": torch.zeros(2)}, tmp_path)
+
+
+def test_fields_that_other_programs_add_are_left_out(tmp_path: Path) -> None:
+    """As Megatron's planner adds `mcore_data` to `Metadata`."""
+    state_dict_saver.save({"w": torch.ones(2)}, storage_writer=FileSystemWriter(tmp_path))
+    path = tmp_path / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.mcore_data = {"w": {"shape": (2,)}}
+    of_w(metadata).items = 1
+    path.write_bytes(pickle.dumps(metadata))
+    found = {"w": torch.zeros(2)}
+    load(found, tmp_path)
+    assert found["w"].tolist() == [1.0, 1.0]
+    made: Any = metadata_pickle.load_metadata(path.read_bytes())
+    assert not hasattr(made, "mcore_data")
+    assert callable(of_w(made).__class__.__init__)
+    assert "items" not in vars(of_w(made))
+
+
+PATH: Final = b"\x80\x02cpathlib\nPosixPath\nq\x00X\x01\x00\x00\x00aq\x01"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            PATH + b"".join(b"h\x00h%ch%c\x86Rq%c" % (at, at, at + 1) for at in range(1, 40)) + b".",
+            "_Parts where a name",
+        ),
+        (b"\x80\x02}" + b")" + b"\x85" * 3_000_000 + b"Ns.", "33 tuples in each other"),
+        (b"\x80\x02Nr\xff\xff\xff\x7f.", "a place that is far behind the last"),
+        (b"\x80\x04\x8f.", "the operation EMPTY_SET"),
+        (b"\x80\x02N2.", "the operation DUP"),
+        (b"\x80\x02\x86.", "takes more than there is"),
+        (b"\x80\x02t.", "takes more than there is"),
+        (building(b"ctorch\nSize\n", ())[:-1] + b".", "metadata"),
+        (b"\x80\x02ctorch\nSize\nX\x02\x00\x00\x00ab\x85R.", "a str where the size of a tensor"),
+        (b"\x80\x02ctorch\nSize\n(" + b"K\x01" * 65 + b"t\x85R.", "a tuple where the size of a tensor"),
+        (b"\x80\x02ccollections\nOrderedDict\n]\x85R.", "metadata"),
+    ],
+)
+def test_a_pickle_takes_no_more_memory_and_time_than_its_size(content: bytes, said: str) -> None:
+    """Each of these took gigabytes, or ended the process."""
+    with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError)) as refused:
+        metadata_pickle.load_metadata(content)
+    if said != "metadata":
+        assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -35,3 +35,8 @@ def test_a_command_waits_one(asked: list[int]) -> None:
     CliRunner().invoke(command, ["ls", "ff://%2Fnowhere/ck"])
     assert asked == [PATIENCE_NS]
     assert PATIENCE_NS == 60 * SECOND
+
+
+def test_an_import_waits_as_jobs_do(asked: list[int]) -> None:
+    CliRunner().invoke(command, ["import", "ff://%2Fnowhere/source", "ff://%2Fnowhere/ck", "--step", "1"])
+    assert asked[:1] == [300 * SECOND]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.platform.desk import Desk, spec
 
-from fireflyer.base.errors import NotFound
+from fireflyer.base.errors import NotFound, Unreachable
 from fireflyer.cli.platform.history import ended_by
 from fireflyer.cli.platform.tasks import reasons
 
@@ -52,6 +52,19 @@ def test_a_task_that_has_gone_meanwhile_has_no_reason() -> None:
         raise NotFound(f"there is no task {task}")
 
     assert reasons(desk.machine.tasks(desk.now_ns), gone) == {}
+
+
+def test_a_platform_that_answers_no_more_leaves_the_tasks_without_reasons() -> None:
+    desk = Desk("n1")
+    desk.task(spec("runs"))
+    first, second = desk.task(spec("waits")), desk.task(spec("waits-too"))
+
+    def ask(task: int) -> str:
+        if task == first:
+            raise Unreachable("the manager does not answer")
+        return "why"
+
+    assert reasons(desk.machine.tasks(desk.now_ns), ask) in ({}, {second: "why"})
 
 
 def test_a_reason_that_is_the_cause_is_said_once() -> None:

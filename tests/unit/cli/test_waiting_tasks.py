@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fireflyer.base.errors import PermissionDenied
+from fireflyer.base.errors import PermissionDenied, Unreachable
 from fireflyer.cli.platform.quota import _may_be_known
 from fireflyer.cli.platform.submit import _why_it_waits
 from fireflyer.cluster.core.platform.views import Why
@@ -37,6 +37,15 @@ def test_who_submits_a_task_that_waits_is_told_why() -> None:
 @pytest.mark.parametrize("why", [Why("it is being started"), Why("it can start now", nodes=("n1",), before=0)])
 def test_who_submits_a_task_that_starts_is_told_nothing_more(why: Why) -> None:
     client: Any = Platform(why)
+    assert _why_it_waits(client, 7) is None
+
+
+def test_a_task_that_was_submitted_is_not_failed_by_a_platform_that_then_does_not_answer() -> None:
+    class Silent:
+        def task(self, task: int) -> Any:
+            raise Unreachable(f"nothing is known of task {task}")
+
+    client: Any = Silent()
     assert _why_it_waits(client, 7) is None
 
 

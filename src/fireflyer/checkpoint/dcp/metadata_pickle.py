@@ -21,9 +21,13 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
+from fireflyer.checkpoint.dcp.pickle_scan import check_operations
+
 __all__ = ["StorageInfo", "load_metadata"]
 
 _MAX_DIMS: Final = 64
+_MAX_ELEMENTS: Final = 1 << 60
+"""In one dimension. Larger ones are of no tensor, and hashes of numbers are alike from 2**61 - 1 on."""
 _MAX_PATH: Final = 256
 """Keys on the way to a value of the nested state."""
 StorageInfo = filesystem._StorageInfo  # noqa: SLF001 - part of DCP's format
@@ -38,6 +42,7 @@ def load_metadata(content: bytes, *, trusted: bool = False) -> object:
     if trusted:
         unpickler = pickle.Unpickler
         return unpickler(io.BytesIO(content)).load()
+    check_operations(content)
     found = _Unpickler(io.BytesIO(content)).load()
     return _Making().record(found, dcp_metadata.Metadata) if isinstance(found, _Record) else found
 
@@ -92,13 +97,48 @@ class _Layout:
         return _LAYOUTS[name]
 
 
+class _Parts:
+    """Of a path, which is made of them when the pickle has been read: a text could be made a part of the next one,
+    and so grow twofold with each operation."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: tuple[str, ...]) -> None:
+        self._parts = parts
+
+    def text(self) -> str:
+        return str(pathlib.PurePosixPath(*self._parts))
+
+
 class _Path:
-    """Stands for `PosixPath`. A path comes as text."""
+    """Stands for `PosixPath`."""
 
     __slots__ = ()
 
-    def __call__(self, *parts: str) -> str:
-        return str(pathlib.PurePosixPath(*parts))
+    def __call__(self, *parts: object) -> _Parts:
+        return _Parts(tuple(_names(parts)))
+
+
+class _Size:
+    """Stands for `torch.Size`."""
+
+    __slots__ = ()
+
+    def __call__(self, values: object) -> torch.Size:
+        if not isinstance(values, (tuple, list)) or len(values) > _MAX_DIMS:
+            raise _wrong("the size of a tensor", values)
+        if not all(type(one) is int and 0 <= one < _MAX_ELEMENTS for one in values):
+            raise pickle.UnpicklingError("a size of a tensor is no number, negative or too large")
+        return torch.Size(values)
+
+
+class _OrderedDict:
+    """Stands for `OrderedDict`, which is pickled empty; its items come after."""
+
+    __slots__ = ()
+
+    def __call__(self) -> dict[Any, Any]:
+        return {}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -129,8 +169,8 @@ def _allowed() -> dict[tuple[str, str], Any]:
     found[_Format.__module__, _Format.__qualname__] = _MemoryFormat()
     found["builtins", "getattr"] = _Attribute()
     found["torch.serialization", "_get_layout"] = _Layout()
-    found["torch", "Size"] = torch.Size
-    found[collections.OrderedDict.__module__, collections.OrderedDict.__qualname__] = dict
+    found["torch", "Size"] = _Size()
+    found[collections.OrderedDict.__module__, collections.OrderedDict.__qualname__] = _OrderedDict()
     for module, name in (("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"), ("pathlib", "Path"),
                          ("pathlib", "PurePosixPath")):  # fmt: skip
         found[module, name] = _Path()
@@ -165,16 +205,12 @@ class _Making:
         if not isinstance(given, dict):
             raise pickle.UnpicklingError(f"the state of a {real.__name__} is no mapping")
         known = {one.name: one for one in fields(real)}
-        for name in given:
-            if name not in known:
-                raise pickle.UnpicklingError(
-                    f"it sets {str(name)[:80]!r} of a {real.__name__}, which has no such field"
-                )
         for name, one in known.items():
             if name not in given and one.default is MISSING and one.default_factory is MISSING:
                 raise pickle.UnpicklingError(f"a {real.__name__} has no {name}")
         check = self._checks()[real]
-        vars(made).update({name: check[name](value) for name, value in given.items()})
+        # What other programs add, as Megatron's planner does to `Metadata`, is of no use here.
+        vars(made).update({name: check[name](value) for name, value in given.items() if name in known})
         for name, one in known.items():  # of releases of torch that did not have the field
             if name not in given and one.default_factory is not MISSING:
                 vars(made)[name] = one.default_factory()
@@ -184,7 +220,7 @@ class _Making:
         return {
             dcp_metadata.Metadata: {
                 "state_dict_metadata": self._described,
-                "planner_data": _paths,
+                "planner_data": self._paths,
                 "storage_data": self._places,
                 "storage_meta": self._storage_meta,
                 "version": _text,
@@ -217,6 +253,18 @@ class _Making:
     def _storage_meta(self, found: object) -> Any:
         return None if found is None else self.record(found, dcp_metadata.StorageMeta)
 
+    def _paths(self, found: object) -> dict[str, tuple[str | int, ...]] | None:
+        """Of DCP's own planners: where in the nested state each name is."""
+        if found is None:
+            return None
+        return {_name(key): self._path(value) for key, value in _mapping(found).items()}
+
+    def _path(self, found: object) -> tuple[str | int, ...]:
+        if id(found) not in self._made:
+            self._made[id(found)] = _path(found)
+        made: tuple[str | int, ...] = self._made[id(found)]
+        return made
+
     def _chunks(self, found: object) -> list[Any]:
         if not isinstance(found, list):
             raise pickle.UnpicklingError("the chunks of a tensor are no list")
@@ -243,6 +291,8 @@ def _name(found: object) -> str:
 
 
 def _text(found: object) -> str | None:
+    if isinstance(found, _Parts):
+        return found.text()
     return None if found is None else _name(found)
 
 
@@ -263,7 +313,7 @@ def _optional_number(found: object) -> int | None:
 
 
 def _size(found: object) -> torch.Size:
-    if not isinstance(found, torch.Size) or len(found) > _MAX_DIMS or any(one < 0 for one in found):
+    if not isinstance(found, torch.Size):
         raise _wrong("the size of a tensor", found)
     return found
 
@@ -277,13 +327,6 @@ def _scalar(found: object) -> str | int | None:
     if not isinstance(found, (str, int, type(None))):
         raise _wrong("a text or a number", found)
     return found
-
-
-def _paths(found: object) -> dict[str, tuple[str | int, ...]] | None:
-    """Of DCP's own planners: where in the nested state each name is."""
-    if found is None:
-        return None
-    return {_name(key): _path(value) for key, value in _mapping(found).items()}
 
 
 def _path(found: object) -> tuple[str | int, ...]:

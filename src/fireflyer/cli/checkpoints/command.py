@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import click
+
 from fireflyer.base.units import SECOND
 from fireflyer.cli.checkpoints.change import pin_command, rm_command, unpin_command
 from fireflyer.cli.checkpoints.convert import export_command, import_command
@@ -14,13 +16,14 @@ __all__ = ["command"]
 
 PATIENCE_NS: Final = 60 * SECOND
 """For data of 3FS that no storage node serves: a node that has died is noticed, and one that is started again serves,
-within this. Jobs wait longer."""
+within this. Jobs wait longer, and so does an import, which may have written for hours."""
 
 
 def _begin() -> None:
     from fireflyer.checkpoint.storage import wait_for_chunks
 
-    wait_for_chunks(PATIENCE_NS)
+    if click.get_current_context().invoked_subcommand != "import":
+        wait_for_chunks(PATIENCE_NS)
 
 
 command = SectionedGroup(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory
 from fireflyer.cli.jobs.run import parse_environment, script_arguments, split_command
@@ -333,8 +333,12 @@ def _after(text: str) -> After:
 
 
 def _why_it_waits(client: Client, task: int) -> str | None:
-    """Of a task that was submitted just now; None: it does not wait, or the scheduler has not looked at it yet."""
-    why = client.task(task).why
+    """Of a task that was submitted just now; None: it does not wait, the scheduler has not looked at it yet, or the
+    platform does not answer. The task is submitted all the same."""
+    try:
+        why = client.task(task).why
+    except FireflyerError:
+        return None
     if why.before is None or why.nodes:
         return None
     return f"task {task} waits: {plain(why.text)}"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
-from fireflyer.base.errors import NotFound
+from fireflyer.base.errors import FireflyerError, NotFound
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import WholeNumber
@@ -80,12 +79,16 @@ def ps_command(*, client: Client, all_users: bool, user: str, state: str, limit:
 
 
 def reasons(tasks: Iterable[TaskView], ask: Callable[[int], str]) -> dict[int, str]:
-    """Why tasks wait, by their numbers: of the first `_MOST_REASONS` that do. `ask` is one request to the platform, and
-    raises NotFound where the task is not known any more."""
+    """Why tasks wait, by their numbers: of the first `_MOST_REASONS` that do. `ask` is one request to the platform. A
+    task that is not known any more is left out; when the platform does not answer, the rest is."""
     found: dict[int, str] = {}
     for task in islice((task for task in tasks if task.state in _WAIT), _MOST_REASONS):
-        with suppress(NotFound):
+        try:
             found[task.id] = plain(ask(task.id), 120)
+        except NotFound:
+            continue
+        except FireflyerError:
+            break
     return found
 
 

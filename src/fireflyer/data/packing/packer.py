@@ -176,7 +176,7 @@ class _Packer:
         where = self._inputs[after.input if after.at else after.input - 1].place.name
         if after.at:
             where += f":{after.line}" if self._options.format == "jsonl" else f": row {after.at}"
-        advice = "" if most >= MAX_RECORD_BYTES else "; give a larger --shard-size"
+        advice = "" if most >= MAX_RECORD_BYTES else "; give a larger --shard-size, with --restart if shards are done"
         problem = f"{where}: a record of {format_bytes(size)}, and a shard takes {format_bytes(most)}{advice}"
         return item._replace(record=None, problem=problem)
 
@@ -220,7 +220,7 @@ class _Packer:
             for name in self._disk.list(self._directory):
                 if _PARTS.fullmatch(name) and not name.startswith("."):
                     raise Exists(f"{self._shown} holds {name}, which is of no data set; choose an empty directory")
-        elif self._options.restart or not state.shards:
+        elif self._options.restart:
             state = None
         else:
             self._require_same(state)

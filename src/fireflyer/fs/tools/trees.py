@@ -17,6 +17,9 @@ from typing import Final, Protocol
 
 import msgspec
 
+from fireflyer.base.errors import UsageError
+from fireflyer.runtime.content import open_content
+
 __all__ = [
     "NO_REPLACE",
     "Attributes",
@@ -234,12 +237,11 @@ class LocalTree:
 
     def open_file(self, path: str, flags: int = os.O_RDONLY) -> LocalFile:
         """`flags`: of `os.open`. What has no content at offsets, as a FIFO, is refused with EINVAL."""
-        fd = os.open(self.local_path(path), flags | os.O_NONBLOCK)  # else a FIFO without a writer blocks
-        file = LocalFile(fd, "r+" if flags & os.O_ACCMODE else "r")
-        if not file.seekable():
-            file.close()
-            raise OSError(errno.EINVAL, "it is no regular file", path)
-        return file
+        try:
+            fd = open_content(self.local_path(path), flags)
+        except UsageError as error:
+            raise OSError(errno.EINVAL, "it is no regular file", path) from error
+        return LocalFile(fd, "r+" if flags & os.O_ACCMODE else "r")
 
     def close(self) -> None:
         pass

@@ -333,17 +333,17 @@ def test_submissions_beyond_a_limit_are_refused_as_a_whole() -> None:
     assert len(desk.machine.tasks(desk.now_ns)) == 1
 
 
-def test_a_group_that_no_node_is_in_is_refused_and_more_nodes_than_there_are_wait() -> None:
+def test_tasks_of_a_group_without_nodes_and_of_more_nodes_than_there_are_wait_and_say_so() -> None:
     desk = Desk("n1", "n2")
-    refused = desk.submit(spec("a", node_group="a100"))
-    assert isinstance(refused, Refused)
-    assert refused.code == "not_found"
-    assert refused.message == "no node is in group a100; there are nodes in: default"
+    other = desk.task(spec("a", node_group="a100"))
+    why = desk.machine.why(other, desk.now_ns)
+    assert why.text.startswith("needs 1 nodes of a100; 0 have what it asks for, and it waits until there are as many")
+    assert why.text.endswith("there is no node in group a100")
+    assert why.before == 0
     task = desk.task(spec("b", least_nodes=9, most_nodes=9))
     why = desk.machine.why(task, desk.now_ns)
     assert why.text == "needs 9 nodes of default; 2 have what it asks for, and it waits until there are as many"
     assert why.before == 0, "known at once, so that who submits it is told"
-    assert isinstance(Desk().submit(spec("a", node_group="a100")), Submission), "its nodes may come yet"
 
 
 def test_a_priority_above_the_users_bound_is_refused() -> None:

@@ -95,22 +95,12 @@ def _check_spec(ledger: Ledger, asked: Submitted, spec: TaskSpec) -> None:
     if spec.kind == "interactive" and spec.time_ns is None:
         raise UsageError("an interactive task ends by its time: declare one with --time")
     _check_environment(spec.program)
-    _check_group(ledger, spec.node_group)
     for after in spec.after:
         other = ledger.tasks.get(after.task)
         if other is None:
             raise NotFound(f"there is no task {after.task}, after which {spec.name} is to run")
         if after.ok and other.state is FINISHED and other.outcome is not Outcome.SUCCEEDED:
             raise UsageError(f"task {after.task}, after whose success {spec.name} is to run, has not succeeded")
-
-
-def _check_group(ledger: Ledger, group: str) -> None:
-    """Nodes of a group that are down or drained come back; a group that no node is in is most likely misspelt. A
-    cluster without any node is one that has just been started."""
-    groups = {row.group: None for row in ledger.nodes.committed.values()}
-    if groups and group not in groups:
-        known = ", ".join(sorted(groups)[:8])
-        raise NotFound(f"no node is in group {group}; there are nodes in: {known}")
 
 
 def _check_environment(program: Program) -> None:
