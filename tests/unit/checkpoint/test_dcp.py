@@ -331,10 +331,16 @@ PATH: Final = b"\x80\x02cpathlib\nPosixPath\nq\x00X\x01\x00\x00\x00aq\x01"
     ("content", "said"),
     [
         (
-            PATH + b"".join(b"h\x00h%ch%c\x86Rq%c" % (at, at, at + 1) for at in range(1, 40)) + b".",
+            PATH + b"".join(b"h\x00h%ch%c\x86Rq%c" % (at, at, at + 1) for at in range(1, 20)) + b".",
             "_Parts where a name",
         ),
         (b"\x80\x02}" + b")" + b"\x85" * 3_000_000 + b"Ns.", "33 tuples in each other"),
+        (b"\x80\x02}" + b")" + b"\x85Nb" * 40 + b"Ns.", "33 tuples in each other"),
+        (b"\x80\x02)q\x00" + b"".join(b"0h%c\x85q%c" % (at, at + 1) for at in range(40)) + b".", "33 tuples"),
+        (b"\x80\x02)p0\ng 0\n.", "a place that is no number"),
+        (b"\x80\x02(q\x00.", "far behind the last"),
+        (b"\x80\x02N(b.", "takes more than there is"),
+        (b"\x80\x02h\x05.", "takes what it has not kept"),
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "a place that is far behind the last"),
         (b"\x80\x04\x8f.", "the operation EMPTY_SET"),
         (b"\x80\x02N2.", "the operation DUP"),
