@@ -201,8 +201,9 @@ def model_of_node() -> str:
     gpus = sorted(
         _line(f"/proc/driver/nvidia/gpus/{name}/information") for name in _entries("/proc/driver/nvidia/gpus")
     )
-    names = [f"{len(gpus)} x {gpus[0].partition(':')[2].strip()}"] if gpus else []
-    return " / ".join(part for part in (product, f"{os.cpu_count()} x {model}", *names) if part)[:200]
+    names = [name for gpu in gpus if (name := gpu.partition(":")[2].strip())]
+    told = [f"{len(gpus)} x {names[0]}"] if names else []  # a driver may say nothing of a GPU that it has lost
+    return " / ".join(part for part in (product, f"{os.cpu_count()} x {model}", *told) if part)[:200]
 
 
 def _line(path: str) -> str:
