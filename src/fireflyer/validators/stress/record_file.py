@@ -24,7 +24,7 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
-from fireflyer.validators.core.validation.records import MAX_RECORDS, NodeRecord
+from fireflyer.validators.core.validation.records import MAX_RECORDS, NodeRecord, as_written
 
 __all__ = ["MAX_RECORD_BYTES", "append_record", "read_records"]
 
@@ -52,7 +52,7 @@ def append_record(path: str, record: NodeRecord) -> None:
     """Makes the file where there is none. A file that cannot be compacted grows on, and is read from its newest
     records. Raises `FireflyerError`, a `Busy` where another process holds its lock for a minute."""
     path = os.path.realpath(path)  # a link stays, and leads to the new file
-    line = msgspec.json.encode(record) + b"\n"
+    line = msgspec.json.encode(as_written(record)) + b"\n"
     try:
         with _opened(path) as (fd, alone):
             if alone:
