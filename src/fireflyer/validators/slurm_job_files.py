@@ -40,6 +40,7 @@ class JobFiles:
     """Those of one command, below `outputs`. Raises `FireflyerError`."""
 
     def __init__(self, outputs: str) -> None:
+        self._leaves = False
         try:
             self._directory = tempfile.mkdtemp(prefix=_PREFIX, dir=outputs)
             self._lock = _opened(self._directory, os.O_CREAT)
@@ -57,9 +58,14 @@ class JobFiles:
             raise translate_os_error(error, f"make {path}") from error
         return path
 
+    def leave(self) -> None:
+        """Some job could not be cancelled: `close` leaves the lock, by which the next command does it."""
+        self._leaves = True
+
     def close(self) -> None:
         """Files of jobs that have written no report stay, for people."""
-        _remove(os.path.join(self._directory, _LOCK))
+        if not self._leaves:
+            _remove(os.path.join(self._directory, _LOCK))
         os.close(self._lock)
         with contextlib.suppress(OSError):
             os.rmdir(self._directory)
