@@ -83,6 +83,7 @@ def run_slurm_jobs(
     try:
         while not running.queue.done:
             failed: FireflyerError | None = None
+            files.touch()
             try:
                 asyncio.run(running.look(late=time.monotonic_ns() - began_ns >= limit_ns))
                 heard_ns = time.monotonic_ns()
