@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cli import main
-from fireflyer.cli.health.validate_cluster import check_is_of_links
+from fireflyer.cli.health.validate_cluster import check_is_of_links, links_command
 from fireflyer.validators.core.validation.link_measurements import LINK_MODEL
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.stress.record_file import append_record
 
 Capture = pytest.CaptureFixture[str]
 GEMM, LINK = "cpu_gemm_flop_per_s", "link_bytes_per_s"
+NO_OPTIONS: Final[dict[str, Any]] = {"client": None, "each": 1, "names": (), "at_once": 1, "limit": 1, "as_json": False}
 
 
 @pytest.fixture
@@ -59,8 +62,10 @@ def test_the_newest_records_are_shown_and_how_many_older_there_are(records: str,
 
 
 def test_links_are_not_recorded_in_a_file_of_nodes(records: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"{records} has records of nodes.*give another file"):
-        check_is_of_links(records)
+    links_of_platform = inspect.unwrap(links_command.callback or links_command)
+    for refuses in (check_is_of_links, lambda path: links_of_platform(**NO_OPTIONS, records=path)):
+        with pytest.raises(UsageError, match=f"{records} has records of nodes.*give another file"):
+            refuses(records)
     links = tmp_path / "links.jsonl"
     check_is_of_links(str(links))
     links.touch()

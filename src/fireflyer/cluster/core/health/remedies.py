@@ -47,7 +47,8 @@ LADDERS: Final[dict[str, tuple[Remedy, ...]]] = {
     **dict.fromkeys(("wrong_result", "wrong_word", "wrong_byte", "wrong_block", "corruption"), _WRONG),
 }
 """By cause. Table V names reset or reboot for Xid 79, too; the GPU has left the bus, so a reset does not reach it.
-Wrong results are of validators, under load: a test says nothing new of them. Fewer GPUs than before are seen by validators, too."""
+Wrong results are of validators, under load: a test says nothing new of them. Fewer GPUs than before are
+seen by validators, too."""
 
 
 def ladder_of(event: Finding) -> tuple[Remedy, ...]:
