@@ -2,7 +2,8 @@
 
 A file is made before its job is submitted, so a command that is killed leaves the names of its jobs. The command holds
 a lock in the directory while it lives: one whose lock is free, and still there, was killed, and the next command
-cancels its jobs.
+cancels its jobs. Locks of some shared file systems hold within one machine only, so the lock names its machine, and is
+touched: seen from another one its command is dead when it has not been touched for 10 minutes as well.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import contextlib
 import fcntl
 import os
 import re
+import socket
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -26,7 +29,11 @@ _PREFIX: Final = "ff-validate-"
 _LOCK: Final = "lock"
 _OUTPUT: Final = re.compile(rf"({_PREFIX}[0-9a-f]{{8}})\.out")
 _MAX_LEFT: Final = 1000
-"""Directories, and files of each, that one command looks at."""
+"""Directories that one command looks at."""
+_BATCH: Final = 1000
+"""Jobs that Slurm is asked for at a time."""
+_SILENT_S: Final = 600.0
+"""A command touches its lock at each look, every few seconds, where Slurm is slow a minute."""
 
 
 class Slurm(Protocol):
@@ -40,11 +47,13 @@ class JobFiles:
     """Those of one command, below `outputs`. Raises `FireflyerError`."""
 
     def __init__(self, outputs: str) -> None:
+        self._leaves = False
         try:
             self._directory = tempfile.mkdtemp(prefix=_PREFIX, dir=outputs)
             self._lock = _opened(self._directory, os.O_CREAT)
             with contextlib.suppress(OSError):  # no locks there: what is left is for a person
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._lock, socket.gethostname().encode())
         except OSError as error:
             raise translate_os_error(error, f"make a directory in {outputs}") from error
 
@@ -57,9 +66,19 @@ class JobFiles:
             raise translate_os_error(error, f"make {path}") from error
         return path
 
+    def touch(self) -> None:
+        """Says to commands on other machines that this one lives."""
+        with contextlib.suppress(OSError):
+            os.utime(self._lock)
+
+    def leave(self) -> None:
+        """Some job could not be cancelled: `close` leaves the lock, by which the next command does it."""
+        self._leaves = True
+
     def close(self) -> None:
         """Files of jobs that have written no report stay, for people."""
-        _remove(os.path.join(self._directory, _LOCK))
+        if not self._leaves:
+            _remove(os.path.join(self._directory, _LOCK))
         os.close(self._lock)
         with contextlib.suppress(OSError):
             os.rmdir(self._directory)
@@ -80,12 +99,23 @@ async def cancel_left_jobs(slurm: Slurm, outputs: str, say: Callable[[str], None
 async def _cancel(slurm: Slurm, directory: str, say: Callable[[str], None]) -> None:
     """Raises `FireflyerError`."""
     try:
-        there = sorted(os.listdir(directory))[:_MAX_LEFT]
+        there = sorted(os.listdir(directory))
+    except FileNotFoundError:  # a command on another machine did it
+        return
     except OSError as error:
         raise translate_os_error(error, f"read {directory}") from error
     names = [found[1] for one in there if (found := _OUTPUT.fullmatch(one))]
+    for first in range(0, len(names), _BATCH):
+        await _cancel_these(slurm, directory, names[first : first + _BATCH], say)
+    _remove(os.path.join(directory, _LOCK))
+    with contextlib.suppress(OSError):  # files without a report stay, for people
+        os.rmdir(directory)
+
+
+async def _cancel_these(slurm: Slurm, directory: str, names: Sequence[str], say: Callable[[str], None]) -> None:
+    """Raises `FireflyerError`."""
     cancelled = set()
-    for job in await slurm.jobs(names) if names else ():
+    for job in await slurm.jobs(names):
         if job.uid == os.geteuid() and job.phase is not Phase.ENDED:
             await slurm.cancel(job.id, job.name)
             cancelled.add(job.name)
@@ -95,9 +125,6 @@ async def _cancel(slurm: Slurm, directory: str, say: Callable[[str], None]) -> N
         text = file_text(path)
         if not text or name in cancelled or parse_node_report(text) is not None:
             _remove(path)
-    _remove(os.path.join(directory, _LOCK))
-    with contextlib.suppress(OSError):  # files without a report stay, for people
-        os.rmdir(directory)
 
 
 def _left(outputs: str) -> list[str]:
@@ -130,10 +157,15 @@ def _locked(directory: str) -> int | None:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held, named = os.fstat(fd), os.lstat(os.path.join(directory, _LOCK))
+        is_there = (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+        is_of_here = os.pread(fd, 256, 0) == socket.gethostname().encode()[:256]
+        if is_there and (is_of_here or time.time() - held.st_mtime > _SILENT_S):
+            return fd
     except OSError:
-        os.close(fd)
-        return None
-    return fd
+        pass
+    os.close(fd)
+    return None
 
 
 def _remove(path: str) -> None:

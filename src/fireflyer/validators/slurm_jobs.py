@@ -83,6 +83,7 @@ def run_slurm_jobs(
     try:
         while not running.queue.done:
             failed: FireflyerError | None = None
+            files.touch()
             try:
                 asyncio.run(running.look(late=time.monotonic_ns() - began_ns >= limit_ns))
                 heard_ns = time.monotonic_ns()
@@ -153,7 +154,7 @@ class _Running:
         begun = self.queue.begin([node.name for node in fleet.values() if node.takes_jobs_now])
         while begun:
             try:
-                await self._submit(self._jobs[begun.pop(0)])
+                await self._begin(self._jobs[begun.pop(0)])
             except TransientError:
                 for nodes in begun:
                     self.queue.put_back(nodes)
@@ -161,21 +162,39 @@ class _Running:
 
     async def stop(self) -> None:
         """At the end of a command too, where a Slurm that does not answer is no reason to say more: jobs have a time
-        limit and a low priority."""
+        limit and a low priority. The files of a job that may go on stay: by these the next command finds it."""
         with contextlib.suppress(FireflyerError):
             unknown = [name for name, one in self._submitted.items() if not one.number]
             found = await self._slurm.jobs(unknown) if unknown else ()
             for name in unknown:
                 self._said_of(name, found)
         for name, one in self._submitted.items():
-            if one.number:
-                with contextlib.suppress(FireflyerError):
+            try:
+                if one.number:
                     await self._slurm.cancel(one.number, name)
-            _remove(one.output)
+            except FireflyerError:
+                self._files.leave()
+                continue
+            if one.number:
+                _remove(one.output)
+            else:  # Slurm may have it all the same, and show it later
+                self._files.leave()
 
-    async def _submit(self, job: Job) -> None:
+    async def _begin(self, job: Job) -> None:
+        """Raises `TransientError`, after which the job waits again, or is looked for in Slurm."""
         name = f"ff-validate-{secrets.token_hex(4)}"
-        one = self._submitted[name] = _Submitted(job, self._files.new(name))
+        try:
+            output = self._files.new(name)
+        except TransientError:
+            self.queue.put_back(job.nodes)
+            raise
+        except FireflyerError as error:
+            self._end(job, f"its job has no file: {error}")
+            return
+        await self._submit(job, name, output)
+
+    async def _submit(self, job: Job, name: str, output: str) -> None:
+        one = self._submitted[name] = _Submitted(job, output)
         script = f"#!/bin/sh\nexec {shlex.join([sys.executable, '-P', '-m', 'fireflyer.validators.task', *job.args])}\n"
         try:
             one.number = await self._slurm.submit(job_arguments(job, name, one.output, self._options), script, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -159,10 +159,10 @@ def test_a_fault_that_a_round_has_found_under_load_keeps_the_node_out(
     """Slurm has been told of it, and it is not found again; its remedy comes first, or another validation."""
     drained(cluster, RAID)
 
-    async def loads(program: tuple[str, ...], limit_ns: int, state: str) -> Printed:
+    async def loads(program: tuple[str, ...], limit_ns: int, state: str, *, environment: Mapping[str, str]) -> Printed:
         remembers(node, event, repair=kept(node).repair)
         assert await asyncio.to_thread(slurm, node, "check") == 0
-        return await run_health_program(program, limit_ns, state)
+        return await run_health_program(program, limit_ns, state, environment=environment)
 
     monkeypatch.setattr(slurm_validate, "run_health_program", loads)
     assert validates(node, WELL, code=0) == 1
@@ -171,6 +171,18 @@ def test_a_fault_that_a_round_has_found_under_load_keeps_the_node_out(
     shown_now = shown(node, capsys)
     assert f"{remedy} is due" in shown_now if remedy else "is due" not in shown_now
     monkeypatch.undo()
+
+
+def test_validators_know_the_name_that_slurm_has_for_the_node(
+    node: Path, cluster: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURMD_NODENAME")
+    drained(cluster)
+    program = node / "named.sh"
+    program.write_text(f"#!/bin/sh\necho $SLURMD_NODENAME > {node}/named\n")
+    program.chmod(0o755)
+    slurm(node, "validate", "--node", "me", "--", str(program))
+    assert (node / "named").read_text() == "me\n"
 
 
 # --- what is seen beside peers alone ---
@@ -190,7 +202,7 @@ def test_a_node_that_was_slow_beside_its_peers_is_not_let_back_by_a_validation_w
     assert "UNDRAIN" in cluster.told()[-1]
 
 
-async def passes(*_: object) -> Printed:
+async def passes(*_: object, **__: object) -> Printed:
     return Printed((), 0)
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import pytest
 
+from fireflyer.base.errors import UsageError
 from fireflyer.cli import main
+from fireflyer.cli.health.validate_cluster import check_is_of_links, links_command
+from fireflyer.validators.core.validation.link_measurements import LINK_MODEL
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.stress.record_file import append_record
 
 Capture = pytest.CaptureFixture[str]
 GEMM, LINK = "cpu_gemm_flop_per_s", "link_bytes_per_s"
+NO_OPTIONS: Final[dict[str, Any]] = {"client": None, "each": 1, "names": (), "at_once": 1, "limit": 1, "as_json": False}
 
 
 @pytest.fixture
@@ -29,6 +35,7 @@ def records(tmp_path: Path) -> str:
 def test_all_measurements_of_a_figure_that_was_too_low_once_are_shown(records: str, capsys: Capture) -> None:
     assert main(["validate", "history", "--records", records]) == 0
     first, second, low, link, slow = capsys.readouterr().out.splitlines()
+    assert first.startswith(("1970-01-01 ", "1969-12-31 "))
     assert first.endswith(" a: 1 figure, m")
     assert second.endswith(" b: 1 figure, m")
     assert low == f"  {GEMM} was too low at first: 40, 99, 100; 99 counts"
@@ -41,6 +48,30 @@ def test_records_of_a_node_and_its_links_and_of_low_figures_are_chosen(records: 
         assert main(["validate", "history", "--records", records, "--json", *options]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [msgspec.json.decode(line, type=NodeRecord).node for line in lines] == nodes
+
+
+def test_the_newest_records_are_shown_and_how_many_older_there_are(records: str, capsys: Capture) -> None:
+    assert main(["validate", "history", "--records", records, "--json", "--last", "1"]) == 0
+    said = capsys.readouterr()
+    assert [msgspec.json.decode(line, type=NodeRecord).node for line in said.out.splitlines()] == ["a b"]
+    assert said.err == "2 older records not shown; --last shows more\n"
+    for last in ("3", "4"):
+        assert main(["validate", "history", "--records", records, "--last", last]) == 0
+        said = capsys.readouterr()
+        assert (len(said.out.splitlines()), said.err) == (5, "")
+
+
+def test_links_are_not_recorded_in_a_file_of_nodes(records: str, tmp_path: Path) -> None:
+    links_of_platform = inspect.unwrap(links_command.callback or links_command)
+    for refuses in (check_is_of_links, lambda path: links_of_platform(**NO_OPTIONS, records=path)):
+        with pytest.raises(UsageError, match=f"{records} has records of nodes.*give another file"):
+            refuses(records)
+    links = tmp_path / "links.jsonl"
+    check_is_of_links(str(links))
+    links.touch()
+    check_is_of_links(str(links))
+    append_record(str(links), NodeRecord(node="a b", model=LINK_MODEL, seen_ns=3, figures={LINK: 9e9}))
+    check_is_of_links(str(links))
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, capsys: Capture) -> None:

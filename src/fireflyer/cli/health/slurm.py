@@ -39,7 +39,7 @@ Examples:
   ff health slurm show                                       # what is due, and what was done
   ff health slurm repair reboot "power cycled"
   ff health slurm validate --policy /etc/fireflyer/gpu.toml  # of a timer: validators, then it serves again
-  ff validate --time 1m && ff health slurm resume            # by hand, after a repair
+  ff validate --time 1m && ff health slurm resume --policy /etc/fireflyer/gpu.toml  # by hand
 \b
 docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
 )

@@ -67,7 +67,8 @@ class NodeOfSlurm:
         """`limit_s`: for all, from `began_s` of the monotonic clock. `job`: number of the one whose prolog or epilog
         this is; 0: none. `idle`: no job runs here."""
         self._idle = idle
-        self._name = name
+        self.name = name
+        """In Slurm."""
         self._policy = policy
         self._memory = memory
         self._commands = commands
@@ -133,7 +134,7 @@ class NodeOfSlurm:
         for event in forgotten:
             self._log.say(f"{event.check} {event.part}: {event.words}: not acted on for a day, and forgotten")
         self._record = record.with_suspects(found.faults, now_s).with_events(found.faults, self._boot, now_s)
-        self._repair = NodeRepair(self._name, record.repair)
+        self._repair = NodeRepair(self.name, record.repair)
         if step == "resume":
             return certain(found.faults)
         states = (event for event in certain(found.faults) if not event.once)
@@ -176,11 +177,11 @@ class NodeOfSlurm:
             raise Timeout(words) from None
 
     async def _without_fault(self, step: Step, evidence: Evidence) -> Decision:
-        drains = await self._commands.drains(self._name)
+        drains = await self._commands.drains(self.name)
         self.state = "drained" if drains else "serves"
         if drains:
-            fleet = await self._commands.fleet(self._name)
-            node = fleet.get(self._name)
+            fleet = await self._commands.fleet(self.name)
+            node = fleet.get(self.name)
             if node is not None and is_own(node):
                 if step not in ("validate", "validated") and self._memory.is_under_validation():
                     self._log.say("drained by ff; validators load it now: it stays")
@@ -189,7 +190,7 @@ class NodeOfSlurm:
                 evidence = evidence._replace(repair=self._repair_of(node, evidence), remedy=self._repair.remedy_due)
                 decision = self._decided(step, fleet, evidence)
                 if decision.drain:
-                    await self._commands.drain(self._name, decision.drain)
+                    await self._commands.drain(self.name, decision.drain)
                 if not decision.undrain:
                     return decision
                 self._record = self._record.acted().serving()
@@ -201,7 +202,7 @@ class NodeOfSlurm:
             self._record = self._record.serving()
             self._repair.serving(time.time_ns())
         if step in ("validated", "resume"):
-            raise UsageError(f"node {self._name} is not drained by ff; `scontrol` resumes what others drained")
+            raise UsageError(f"node {self.name} is not drained by ff; `scontrol` resumes what others drained")
         return Decision()
 
     def _repair_of(self, node: FleetNode, evidence: Evidence) -> str:
@@ -218,7 +219,7 @@ class NodeOfSlurm:
 
     async def _with_fault(self, step: Step, evidence: Evidence) -> Decision:
         fleet = await self._fleet()
-        before = fleet.get(self._name)
+        before = fleet.get(self.name)
         fresh = before is not None and before.drains and before.reason == self._record.unsettled
         if before is not None and is_own(before):
             evidence = evidence._replace(remedy=self._repair.remedy_due)
@@ -226,17 +227,17 @@ class NodeOfSlurm:
         for _ in range(_DRAINS):
             if not decision.drain:
                 break
-            drains = fleet[self._name].drains
+            drains = fleet[self.name].drains
             fresh = fresh or not drains
             self._record = self._record.settling(decision.drain if fresh else "")
-            await self._commands.drain(self._name, decision.drain)
+            await self._commands.drain(self.name, decision.drain)
             if not drains:
                 self._record = self._record.drained(_now_s())
             await asyncio.sleep(_SETTLE_S)
             fleet = await self._fleet()
             decision = self._decided(step, fleet, evidence, fresh=fresh)
         self._record = self._record.settling("")
-        node = fleet.get(self._name)
+        node = fleet.get(self.name)
         self.state = "drained" if node is not None and node.drains else "held" if decision.held else "serves"
         if node is not None and decision.undrain:
             self._record = self._record.taken_back(drained_since_s(node))
@@ -263,32 +264,32 @@ class NodeOfSlurm:
     async def _fleet(self) -> dict[str, FleetNode]:
         """All nodes. The job whose prolog or epilog this is does not make its node busy: none of its processes runs."""
         fleet = await self._commands.fleet()
-        node = fleet.get(self._name)
+        node = fleet.get(self.name)
         if node is not None and node.busy and self._job:
-            others = [job for job in await self._commands.jobs_on(self._name, running=False) if job.id != self._job]
-            fleet[self._name] = msgspec.structs.replace(node, busy=bool(others))
+            others = [job for job in await self._commands.jobs_on(self.name, running=False) if job.id != self._job]
+            fleet[self.name] = msgspec.structs.replace(node, busy=bool(others))
         return fleet
 
     def _decided(self, step: Step, fleet: dict[str, FleetNode], evidence: Evidence, *, fresh: bool = False) -> Decision:
-        decision = decide(step, self._name, fleet, evidence, self._record, self._limits, _now_s(), fresh=fresh)
+        decision = decide(step, self.name, fleet, evidence, self._record, self._limits, _now_s(), fresh=fresh)
         if decision.words:
             self._log.say(decision.words)
         return decision
 
     async def _serve_again(self, node: FleetNode, decision: Decision) -> Decision:
         """Slurm cannot be asked to take back one drain and no other: so it is looked at as late as can be."""
-        now = (await self._commands.fleet(self._name)).get(self._name)
+        now = (await self._commands.fleet(self.name)).get(self.name)
         if now is None or (now.drains, now.reason, now.since_s) != (node.drains, node.reason, node.since_s):
             words = "its drain was changed meanwhile: it is left as it is"
             self._log.say(words)
             return Decision(words)
-        await self._commands.undrain(self._name)
+        await self._commands.undrain(self.name)
         self.state = "held" if decision.held else "serves"
         return decision
 
     async def _requeue(self) -> None:
         """All but the job whose prolog this is: its exit code does that."""
-        running = [job for job in await self._commands.jobs_on(self._name) if job.id != self._job]
+        running = [job for job in await self._commands.jobs_on(self.name) if job.id != self._job]
         jobs, left = jobs_to_requeue(running, self._limits)
         for words in left:
             self._log.say(words)

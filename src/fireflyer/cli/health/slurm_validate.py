@@ -58,7 +58,8 @@ def validate_node(looking: Callable[[], NodeOfSlurm], program: tuple[str, ...], 
             return 0
         began_ns = time.time_ns()
         log.say(f"{' '.join(program)} validates this node")
-        printed = asyncio.run(run_health_program(program, _LIMIT_NS, state))
+        named = {"SLURMD_NODENAME": first.name}  # as records of the peers name it
+        printed = asyncio.run(run_health_program(program, _LIMIT_NS, state, environment=named))
         event = _event_of(printed, program)
         if event.could_not_run:
             log.fail(f"this node could not be validated, and stays drained: {event.words}")

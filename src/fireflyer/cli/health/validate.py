@@ -98,7 +98,8 @@ def command(
         *(run.links(policy) if not only or "links" in only else ()),
         *run.events_of(found, mine, records, now_ns, run.gpu_serials() if torch is not None else {}),
     ]
-    if record is not None and usual_model(mine, records) is None:  # else it would be meant to have fewer GPUs
+    usual = usual_model(mine, records)
+    if record is not None and (usual is None or not usual.is_fault):  # else it would be meant to have fewer GPUs
         append_record(record, mine)
     if as_json:
         for event in events:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fireflyer.validators.cluster_tasks import Ended, Job
     from fireflyer.validators.core.validation.reports import LinkReport, NodeReport
 
-__all__ = ["MAX_LEAF", "links_command", "nodes_command", "pairs_below_leaves"]
+__all__ = ["MAX_LEAF", "check_is_of_links", "links_command", "nodes_command", "pairs_below_leaves"]
 
 MAX_LEAF: Final = 128
 """Nodes below a leaf switch; more have no leaf, and all their pairs would take days."""
@@ -126,7 +126,9 @@ Examples:
 \b
 Exit codes: 0 all are in order; 2 a link is slow or changes data; 3 some could not be measured.""")  # fmt: skip
 @click.option("--time", "each", type=Duration(), default="5s", show_default=True, help="Of each pair.")
-@click.option("--records", metavar="FILE", shell_complete=complete_file, help="Append what was measured.")
+@click.option(
+    "--records", metavar="FILE", shell_complete=complete_file, help="Append what was measured: a file of links alone."
+)
 @common
 @platform_option
 def links_command(
@@ -144,6 +146,8 @@ def links_command(
     from fireflyer.validators.core.validation.reports import parse_link_report
     from fireflyer.validators.stress.record_file import append_record
 
+    if records is not None:
+        check_is_of_links(records)
     nodes = {node.name: node for node in client.all_nodes()}
     pairs = pairs_below_leaves([nodes[name] for name in _chosen(nodes, names)])
     if not pairs:
@@ -175,6 +179,16 @@ def links_command(
             for record in measured.records(time.time_ns()):
                 append_record(records, record)
     return code
+
+
+def check_is_of_links(records: str) -> None:
+    """Raises `UsageError` for a file of records of nodes: of these the records of links would leave no room."""
+    from fireflyer.validators.core.validation.link_measurements import LINK_MODEL
+    from fireflyer.validators.stress.record_file import first_record
+
+    first = first_record(records)
+    if first is not None and first.model != LINK_MODEL:
+        raise UsageError(f"{records} has records of nodes, which those of links would push out; give another file")
 
 
 # --- what is validated ---

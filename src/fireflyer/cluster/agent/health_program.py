@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import FireflyerError
@@ -100,13 +101,14 @@ def _only_root_writes(path: str) -> bool:
 
 
 async def run_health_program(
-    program: tuple[str, ...], limit_ns: int, state: str = "", *, idle: bool = False
+    program: tuple[str, ...], limit_ns: int, state: str = "", *, idle: bool = False, environment: Mapping[str, str] = {}
 ) -> Printed:
     """Never raises: what it returns says what went wrong. At the limit the program and its process group are killed.
     `state`: directory for the counters of what comes with Fire-Flyer; empty: that of whoever runs it. `idle`: no
-    run lives on the node, which what comes with Fire-Flyer is told."""
+    run lives on the node, which what comes with Fire-Flyer is told. `environment`: variables beside those of this
+    process."""
     try:
-        child = Child(program, state, idle=idle)
+        child = Child(program, state, idle=idle, more=environment)
     except FireflyerError as error:
         return Printed(failure=f"{program[0]} cannot be started: {error}"[:1000])
     try:
@@ -118,9 +120,14 @@ async def run_health_program(
 class Child:
     """A program of health checks, in a process group of its own, at low priority, that dies with the agent."""
 
-    def __init__(self, program: tuple[str, ...], state: str, *, follows: bool = False, idle: bool = False) -> None:
-        """`follows`: it prints what happens, and does not end. In the loop's thread. Raises `FireflyerError`."""
+    def __init__(
+        self, program: tuple[str, ...], state: str, *, follows: bool = False, idle: bool = False,
+        more: Mapping[str, str] = {},
+    ) -> None:  # fmt: skip
+        """`follows`: it prints what happens, and does not end. `more`: of its environment. In the loop's thread. Raises
+        `FireflyerError`."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FF_"))}
+        environment |= more
         self.ended = asyncio.Event()
         self.reader, writer = os.pipe()
         """Of what it prints; not blocking, to be closed by who has started it."""

@@ -238,6 +238,11 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         return monotonic_ns - self.snapshot.monotonic_ns + self.snapshot.realtime_ns
 
 
+_DUMPS: Final = msgspec.json.Decoder(Dump)
+"""Made at the import: msgspec 0.22 ends the process where two threads use a struct for the first time at once, and the
+operations of several groups fail at once."""
+
+
 def snapshot_from_native(native: Mapping[str, Any]) -> Snapshot:
     """Make a snapshot from what `native.Recorder.snapshot()` returns."""
     return msgspec.convert(native, Snapshot)
@@ -273,7 +278,7 @@ def decode_dump(data: bytes, *, name: str) -> Dump:
     try:
         found = msgspec.json.decode(data, type=_Head).format
         if found == FORMAT:
-            return msgspec.json.decode(data, type=Dump)
+            return _DUMPS.decode(data)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"{name} is not a flight recorder dump, or is damaged: {error}") from None
     raise UsageError(f"{name} is of format {found}; this version reads format {FORMAT}")

@@ -24,9 +24,9 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
-from fireflyer.validators.core.validation.records import MAX_RECORDS, NodeRecord
+from fireflyer.validators.core.validation.records import MAX_RECORDS, NodeRecord, as_written
 
-__all__ = ["MAX_RECORD_BYTES", "append_record", "read_records"]
+__all__ = ["MAX_RECORD_BYTES", "append_record", "first_record", "read_records"]
 
 MAX_RECORD_BYTES: Final = 128 * MIB
 """Of a file: 18,000 records of nodes with 8 GPUs. A larger one, of an earlier release, is read from its newest ones."""
@@ -48,11 +48,23 @@ def read_records(path: str) -> list[NodeRecord]:
     return [_decoded(path, line, number, where) for number, line in enumerate(lines, first)]
 
 
+def first_record(path: str) -> NodeRecord | None:
+    """None: there is no such file, or it has none. Raises `FireflyerError`."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(_MAX_LINE_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise translate_os_error(error, f"read {path}") from error
+    return _decoded(path, line, 1, "") if line.endswith(b"\n") else None
+
+
 def append_record(path: str, record: NodeRecord) -> None:
     """Makes the file where there is none. A file that cannot be compacted grows on, and is read from its newest
     records. Raises `FireflyerError`, a `Busy` where another process holds its lock for a minute."""
     path = os.path.realpath(path)  # a link stays, and leads to the new file
-    line = msgspec.json.encode(record) + b"\n"
+    line = msgspec.json.encode(as_written(record)) + b"\n"
     try:
         with _opened(path) as (fd, alone):
             if alone:

@@ -50,6 +50,7 @@ LINK_CHECKS: Final = ("processors", "pcie", "ethernet", "infiniband", "gpu_clock
 VALIDATION: Final = "validation"
 """Check of what no validator has found, but the comparison of the node with its peers."""
 _MAX_MEMORY_SHARE: Final = 0.5
+_NODE_OF_SLURM: Final = "SLURMD_NODENAME"
 _MAX_FAULTS: Final = 16
 """Of one validator that are told."""
 
@@ -178,11 +179,13 @@ def repeat_low(
 
 
 def record_of(found: Sequence[Found], model: str, now_ns: int) -> NodeRecord:
+    """Of this node, by the name that Slurm has for it where its environment says one, as records of its jobs are."""
     figures = {name: value for one in found for name, value in one.figures.items()}
     digests = {name: value for one in found for name, value in one.digests.items()}
     repeated = {name: values for one in found for name, values in one.measured.items()}
+    name = os.environ.get(_NODE_OF_SLURM) or socket.gethostname()
     return NodeRecord(
-        node=socket.gethostname()[:128], model=model, seen_ns=now_ns, figures=figures, digests=digests,
+        node=name[:128], model=model, seen_ns=now_ns, figures=figures, digests=digests,
         repeated=repeated,
     )  # fmt: skip
 
@@ -201,8 +204,9 @@ def model_of_node() -> str:
     gpus = sorted(
         _line(f"/proc/driver/nvidia/gpus/{name}/information") for name in _entries("/proc/driver/nvidia/gpus")
     )
-    names = [f"{len(gpus)} x {gpus[0].partition(':')[2].strip()}"] if gpus else []
-    return " / ".join(part for part in (product, f"{os.cpu_count()} x {model}", *names) if part)[:200]
+    names = [name for gpu in gpus if (name := gpu.partition(":")[2].strip())]
+    told = [f"{len(gpus)} x {names[0]}"] if names else []  # a driver may say nothing of a GPU that it has lost
+    return " / ".join(part for part in (product, f"{os.cpu_count()} x {model}", *told) if part)[:200]
 
 
 def _line(path: str) -> str:

@@ -750,6 +750,7 @@ def test_a_reboot_that_the_agent_sees_is_the_remedy() -> None:
         ("xid_63", "reset, reboot, field diagnosis, rma"),
         ("xid_95", "reset, reboot, field diagnosis, rma"),
         ("xid_48", "reset, reboot, field diagnosis, rma"),
+        ("fewer_gpus", "reboot, field diagnosis, rma, rma"),
         ("xid_79", "reboot, field diagnosis, rma, rma"),
         ("xid_119", "field diagnosis, rma, rma, rma"),
         ("something", "test, reboot, field diagnosis, rma"),

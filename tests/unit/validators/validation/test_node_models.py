@@ -26,11 +26,11 @@ def nodes(model: str, count: int, prefix: str = "peer") -> list[NodeRecord]:
 @pytest.mark.parametrize(
     ("model", "has"), [(MACHINE, 0), (f"{MACHINE} / 7 x NVIDIA H800", 7), (f"{MACHINE} / 1 x NVIDIA H800", 1)]
 )
-def test_a_node_with_fewer_gpus_than_its_peers_is_at_fault_and_compared_with_them(model: str, has: int) -> None:
+def test_a_node_with_fewer_gpus_than_before_is_at_fault_and_compared_with_them(model: str, has: int) -> None:
     found = [Found(validator="cpu_stress", figures={GEMM: 10.0}, measured={GEMM: (10.0, 10.0)})]
-    missing, slow = run.events_of(found, record("me", model, 9, 10.0), nodes(USUAL, 8), 9)
+    missing, slow = run.events_of(found, record("me", model, 9, 10.0), [*nodes(USUAL, 8), record("me", USUAL, 5)], 9)
     assert (missing.severity, missing.cause) == ("high", "fewer_gpus")
-    assert missing.words == f"{has} of 8 GPUs; its 8 peers have 8 (NVIDIA H800)"
+    assert missing.words == f"{has} of 8 GPUs; its 8 peers have 8 (NVIDIA H800), and it had 8 when it was recorded last"
     assert (slow.severity, slow.cause) == ("low", GEMM)
     assert "8 peers" in slow.words
 
@@ -46,32 +46,72 @@ def test_nodes_of_other_hardware_are_other_nodes(model: str) -> None:
     assert usual_model(record("me", model, 9), nodes(USUAL, 8)) is None
 
 
-def test_nodes_that_are_meant_to_have_fewer_are_not_at_fault() -> None:
+def test_a_node_that_was_never_recorded_with_more_gpus_is_warned_of_and_compared_as_it_is() -> None:
+    found = [Found(validator="cpu_stress", figures={GEMM: 10.0}, measured={GEMM: (10.0, 10.0)})]
+    missing, own = run.events_of(found, record("me", MACHINE, 9, 10.0), nodes(USUAL, 8), 9)
+    assert (missing.severity, missing.cause, missing.could_not_run) == ("warn", "fewer_gpus", False)
+    assert missing.words.startswith("0 of 8 GPUs; its 8 peers have 8 (NVIDIA H800); it was not recorded with more")
+    assert own.severity == "ok"
+
+
+def test_of_nodes_that_are_meant_to_have_fewer_nothing_is_said() -> None:
     login = nodes(MACHINE, 4, "login")
     assert usual_model(record("me", MACHINE, 9), [*nodes(USUAL, 8), *login]) is None, "enough are like it"
-    assert usual_model(record("me", MACHINE, 9), [*nodes(USUAL, 8), *login[1:]]) is not None
+    few = usual_model(record("me", MACHINE, 9), [*nodes(USUAL, 8), *login[1:]])
+    assert few is not None
+    assert not few.is_fault
     recorded = record("me", MACHINE, 5)
     assert usual_model(record("me", MACHINE, 9), [*nodes(USUAL, 8), recorded]) is None, "it was recorded so"
+    rebuilt = [record("me", USUAL, 3), recorded]
+    assert usual_model(record("me", MACHINE, 9), [*nodes(USUAL, 8), *rebuilt]) is None, "the newest record counts"
     assert usual_model(record("me", MACHINE, 9), nodes(USUAL, 3)) is None, "three say nothing of what is usual"
 
 
 def test_a_node_that_had_gpus_is_at_fault_whatever_others_are_like_it() -> None:
-    known = [*nodes(USUAL, 8), *nodes(MACHINE, 20, "login"), record("me", USUAL, 3), record("me", MACHINE, 5)]
+    known = [*nodes(USUAL, 8), *nodes(MACHINE, 20, "login"), record("me", MACHINE, 3), record("me", USUAL, 5)]
     usual = usual_model(record("me", MACHINE, 9), known)
     assert usual is not None
-    assert (usual.model, usual.has) == (USUAL, 0)
+    assert (usual.model, usual.has, usual.had, usual.is_fault) == (USUAL, 0, 8, True)
 
 
-def test_a_node_of_a_cluster_that_lacks_gpus_is_at_fault_and_stays_due() -> None:
-    measured = NodeMeasurements(nodes(USUAL, 8))
+def test_a_node_is_compared_with_what_it_was_where_others_have_still_more() -> None:
+    half = f"{MACHINE} / 4 x NVIDIA H800"
+    known = [*nodes(USUAL, 8), *nodes(half, 4, "half"), record("me", half, 5)]
+    usual = usual_model(record("me", f"{MACHINE} / 3 x NVIDIA H800", 9), known)
+    assert usual is not None
+    assert (usual.model, usual.has, usual.had) == (half, 3, 4)
+
+
+def test_a_node_of_a_cluster_that_has_lost_gpus_is_at_fault_and_stays_due() -> None:
+    measured = NodeMeasurements([*nodes(USUAL, 8), record("me", USUAL, 5)])
     measured.first("me", NodeReport(events=(), record=record("me", MACHINE)), 9)
     measured.first("well", NodeReport(events=(), record=record("well", USUAL)), 9)
     events = measured.events()
     assert [(one.severity, one.words) for one in events["me"]] == [
-        ("high", "0 of 8 GPUs; its 9 peers have 8 (NVIDIA H800)")
+        ("high", "0 of 8 GPUs; its 9 peers have 8 (NVIDIA H800), and it had 8 when it was recorded last")
     ]
     assert events["well"] == []
     assert [one.node for one in measured.records()] == ["well"]
+
+
+def test_nodes_of_a_cluster_without_gpus_are_recorded_with_a_warning_and_are_in_order_then() -> None:
+    known = nodes(USUAL, 8)
+    for severities, now_ns in ((["warn"], 9), ([], 10)):
+        measured = NodeMeasurements(known)
+        measured.first("cpu-only", NodeReport(events=(), record=record("cpu-only", MACHINE)), now_ns)
+        assert [one.severity for one in measured.events()["cpu-only"]] == severities
+        (recorded,) = measured.records()
+        assert recorded.model == MACHINE
+        known = [*known, recorded]
+
+
+def test_the_first_gpu_that_has_a_name_names_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {"0": "", "1": "Model: \t NVIDIA H800"}
+    monkeypatch.setattr(run, "_entries", lambda _path: ["0", "1"])
+    monkeypatch.setattr(run, "_line", lambda path: lines.get(path.split("/")[-2], ""))
+    assert run.model_of_node().endswith(" / 2 x NVIDIA H800")
+    lines["1"] = ""
+    assert not run.model_of_node().endswith((" x ", " x"))
 
 
 def test_names_of_models_are_read_in_time_that_grows_with_their_length() -> None:

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fireflyer.base.errors import Busy, NoSpace, UsageError
 from fireflyer.validators.core.validation.records import NodeRecord
+from fireflyer.validators.core.validation.reports import NodeReport, parse_node_report, report_line
 from fireflyer.validators.stress import record_file
 from fireflyer.validators.stress.record_file import append_record, read_records
 
@@ -30,6 +32,27 @@ def test_records_are_appended_and_read(tmp_path: Path) -> None:
     for one in PEERS:
         append_record(path, one)
     assert read_records(path) == PEERS
+
+
+def test_releases_that_do_not_know_repetitions_read_records_without(tmp_path: Path) -> None:
+    class Older(msgspec.Struct, forbid_unknown_fields=True):
+        version: int
+        node: str
+        model: str
+        seen_ns: int
+        figures: dict[str, float]
+        digests: dict[str, str]
+
+    path = tmp_path / "records.jsonl"
+    append_record(str(path), PEERS[0])
+    assert msgspec.json.decode(path.read_bytes(), type=Older).node == "n0"
+    report = NodeReport(events=(), record=PEERS[0])
+    line = report_line(report)
+    assert parse_node_report(line) == report
+    assert "repeated" not in line
+    repeated = msgspec.structs.replace(PEERS[1], repeated={"gemm_flop_per_s": (1.0, 100.0, 100.0)})
+    append_record(str(path), repeated)
+    assert read_records(str(path)) == [PEERS[0], repeated]
 
 
 def test_of_a_file_that_has_grown_for_years_the_newest_records_are_read(

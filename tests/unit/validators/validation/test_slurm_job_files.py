@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from fireflyer.base.errors import Unreachable
 from fireflyer.cluster.core.slurm.output import SlurmJob
+from fireflyer.validators import slurm_job_files
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.core.validation.reports import NodeReport, report_line
 from fireflyer.validators.slurm_job_files import JobFiles, cancel_left_jobs
@@ -103,3 +106,55 @@ def test_a_slurm_that_does_not_answer_leaves_it_to_the_next_command(
     clears(queue, tmp_path)
     assert queue.cancelled == [1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_files_are_looked_at_before_the_lock_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_job_files, "_BATCH", 2)
+    killed(tmp_path, *[""] * 5)
+    queue = Queue(*["RUNNING"] * 5)
+    clears(queue, tmp_path)
+    assert queue.cancelled == [1, 2, 3, 4, 5]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_ends_meanwhile_is_left_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at its lock, which it still held, and the lock's end."""
+    files, opened = JobFiles(str(tmp_path)), slurm_job_files._opened
+    files.new(NAMES[0])
+
+    def ends(directory: str, flags: int = 0) -> int:
+        fd = opened(directory, flags)
+        files.close()
+        return fd
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm_job_files, "_opened", ends)
+        queue = Queue("RUNNING")
+        assert clears(queue, tmp_path) == []
+    assert queue.cancelled == []
+
+
+def test_a_command_of_another_machine_is_dead_when_it_was_silent_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is free, as if it held within that machine only."""
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "gethostname", lambda: "another-machine")
+        killed(tmp_path, "")
+    (lock,) = tmp_path.glob("*/lock")
+    queue = Queue("RUNNING")
+    clears(queue, tmp_path)
+    assert queue.cancelled == []
+    os.utime(lock, (time.time() - 601, time.time() - 601))
+    clears(queue, tmp_path)
+    assert queue.cancelled == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_lives_says_so(tmp_path: Path) -> None:
+    files = JobFiles(str(tmp_path))
+    (lock,) = tmp_path.glob("*/lock")
+    os.utime(lock, (1, 1))
+    files.touch()
+    assert time.time() - lock.stat().st_mtime < 300
+    files.close()

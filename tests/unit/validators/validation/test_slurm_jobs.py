@@ -3,14 +3,16 @@ preempted."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from fireflyer.base.errors import FireflyerError, PermanentError, Unreachable, UsageError
+from fireflyer.base.errors import Busy, FireflyerError, NoSpace, PermanentError, Unreachable, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
 from fireflyer.cluster.core.slurm.fleet import FleetNode
@@ -19,6 +21,7 @@ from fireflyer.validators import slurm_jobs
 from fireflyer.validators.cluster_tasks import Ended, Job
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.core.validation.reports import NodeReport, report_line
+from fireflyer.validators.slurm_job_files import JobFiles, cancel_left_jobs
 from fireflyer.validators.slurm_jobs import check_outputs, run_slurm_jobs
 
 HOUR_NS = 3600 * SECOND
@@ -63,6 +66,7 @@ class FakeSlurm:
         return number
 
     async def jobs(self, names: Sequence[str]) -> tuple[SlurmJob, ...]:
+        self._may_fail("jobs")
         found = []
         for number, (name, node, output, _) in self._jobs.items():
             if name not in names:
@@ -231,6 +235,49 @@ def test_a_node_that_is_switched_off_is_not_idle(tmp_path: Path) -> None:
     validations = validated(slurm, tmp_path, "a", limit_ns=SECOND // 20)
     assert reported(list(validations)) == [("a", False)]
     assert slurm.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("error", "well"), [(Busy("open: too many open files"), True), (NoSpace("write: no space left"), False)]
+)
+def test_a_job_whose_file_cannot_be_made_waits_or_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: FireflyerError, well: bool
+) -> None:
+    errors, made = [error], JobFiles.new
+
+    def new(files: JobFiles, name: str) -> str:
+        if errors:
+            raise errors.pop()
+        return made(files, name)
+
+    monkeypatch.setattr(JobFiles, "new", new)
+    slurm = FakeSlurm(["a", "b"])
+    ended = list(validated(slurm, tmp_path, "a", "b", at_once=2))
+    assert sorted(reported(ended)) == [("a", well), ("b", True)]
+    assert well or "no space left" in ended[0].why_not
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lost", ["cancel", "jobs"])
+def test_a_job_that_could_not_be_cancelled_is_cancelled_by_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """`jobs`: its number is not known, and Slurm does not say it."""
+    slurm = FakeSlurm(["a"], a=["RUNNING"] * 9)
+    slurm.errors["answer"] = [AWAY] if lost == "jobs" else []
+
+    def interrupts(_seconds: float) -> None:
+        slurm.errors[lost] = [AWAY]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            list(validated(slurm, tmp_path, "a"))
+    assert slurm.cancelled == []
+    asyncio.run(cancel_left_jobs(slurm, str(tmp_path), lambda _words: None))
+    assert slurm.cancelled == [1]
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- whose files ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,14 @@ from fireflyer.cli import main
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.stress import processor, run, storage
 from fireflyer.validators.stress.record_file import append_record, read_records
+
+
+def test_a_node_has_the_name_that_slurm_has_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu-7.example.org")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    assert run.record_of([], "m", 1).node == "gpu-7.example.org"
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu-7")
+    assert run.record_of([], "m", 1).node == "gpu-7"
 
 
 def test_products_are_right_and_measured() -> None:

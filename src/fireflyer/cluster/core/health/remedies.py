@@ -43,10 +43,12 @@ _LADDER_OF_CLASS: Final[dict[XidClass, tuple[Remedy, ...]]] = {
 LADDERS: Final[dict[str, tuple[Remedy, ...]]] = {
     **{f"xid_{number}": ladder for kind, ladder in _LADDER_OF_CLASS.items() for number in TABLE_V[kind]},
     "xid_79": _LOST,
+    "fewer_gpus": _LOST,
     **dict.fromkeys(("wrong_result", "wrong_word", "wrong_byte", "wrong_block", "corruption"), _WRONG),
 }
 """By cause. Table V names reset or reboot for Xid 79, too; the GPU has left the bus, so a reset does not reach it.
-Wrong results are of validators, under load: a test says nothing new of them."""
+Wrong results are of validators, under load: a test says nothing new of them. Fewer GPUs than before are
+seen by validators, too."""
 
 
 def ladder_of(event: Finding) -> tuple[Remedy, ...]:

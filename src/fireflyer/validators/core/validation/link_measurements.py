@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import format_bytes
@@ -11,9 +12,11 @@ from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.core.validation.repetition import LowFigures
 from fireflyer.validators.core.validation.reports import LinkReport
 
-__all__ = ["LinkMeasurements"]
+__all__ = ["LINK_MODEL", "LinkMeasurements"]
 
 _CHECK = "link"
+LINK_MODEL: Final = _CHECK
+"""Of records of links, in place of the model of a node."""
 _FIGURE = "link_bytes_per_s"
 
 
@@ -76,7 +79,11 @@ class LinkMeasurements:
                 samples = {_FIGURE: repeated[pair]} if pair in repeated else {}
                 found.append(
                     NodeRecord(
-                        node=" ".join(pair), model=_CHECK, seen_ns=now_ns, figures={_FIGURE: speed}, repeated=samples
+                        node=" ".join(pair),
+                        model=LINK_MODEL,
+                        seen_ns=now_ns,
+                        figures={_FIGURE: speed},
+                        repeated=samples,
                     )
                 )
         return found

@@ -92,8 +92,12 @@ class NodeMeasurements:
                 record, figures=record.figures | self._low[node].counted, repeated=self._low[node].measured
             )
             for node, record in self._records.items()
-            if not self._low[node].undecided and not self._missing[node] and self._model[node] is None
+            if not self._low[node].undecided and not self._missing[node] and not self._has_lost_gpus(node)
         ]
+
+    def _has_lost_gpus(self, node: str) -> bool:
+        usual = self._model[node]
+        return usual is not None and usual.is_fault
 
     def _compare(self) -> None:
         """Each node once, though it is asked for again and again: a thousand nodes take a minute."""

@@ -1,7 +1,8 @@
 """Models of nodes, as `MACHINE / 64 x PROCESSOR / 8 x GPU`: whether a node lacks GPUs that its peers have. Pure.
 
 A node whose driver is not loaded, or has lost a GPU, names another model than its peers, and would have none. So it is
-compared with the nodes that have the same other hardware, where its own model has too few.
+compared with the nodes that have the same other hardware. It is at fault where it had more GPUs itself: clusters have
+nodes of the same board with fewer, or without.
 """
 
 from __future__ import annotations
@@ -34,27 +35,43 @@ class UsualModel(NamedTuple):
     nodes: int
     has: int
     """GPUs of the node that differs from them."""
+    had: int = 0
+    """GPUs of that node by the newest of its records before, where these are more; 0: it was not recorded with more."""
+
+    @property
+    def is_fault(self) -> bool:
+        """It has lost some. Else nobody knows: it may be meant to have fewer."""
+        return self.had > 0
 
 
 def usual_model(record: NodeRecord, records: Sequence[NodeRecord]) -> UsualModel | None:
-    """The most common model that is this node's but for GPUs that it lacks. None: it lacks none, or `MIN_PEERS` other
-    nodes are as it is, or fewer have that model, or it was as it is when it was recorded before, and never otherwise:
-    a node that is meant to have fewer."""
+    """The model of the node's own record before where it had more GPUs, else the most common model that is this node's
+    but for GPUs that it lacks. None: it lacks none, or fewer than `MIN_PEERS` other nodes have that model, or it was as
+    it is when it was recorded last: a node that is meant to have fewer; or it was not recorded with more, and
+    `MIN_PEERS` other nodes are as it is."""
     machine, has = _parts(record.model)
     models = {one.node: one.model for one in sorted(records, key=lambda one: one.seen_ns) if one.node != record.node}
     counts = Counter(models.values())
-    before = {one.model for one in records if one.node == record.node and one.seen_ns < record.seen_ns}
-    for model, nodes in sorted(counts.items(), key=lambda one: (-one[1], one[0])):
+    before = _model_before(record, records)
+    lost = _WITH_GPUS.fullmatch(before)
+    had = int(lost["count"]) if lost is not None and _lacks(record.model, machine, has, lost) is not None else 0
+    if record.model == before or (not had and counts[record.model] >= MIN_PEERS):
+        return None
+    for model, nodes in sorted(counts.items(), key=lambda one: (one[0] != before, -one[1], one[0])):
         found = _WITH_GPUS.fullmatch(model)
         if found is None or not _PROCESSORS.fullmatch(found["machine"]) or nodes < MIN_PEERS:
             continue
         lacks = _lacks(record.model, machine, has, found)
-        if lacks is None:
-            continue
-        is_meant = record.model in before or counts[record.model] >= MIN_PEERS
-        if model in before or not is_meant:
-            return UsualModel(model, found["gpu"], int(found["count"]), nodes, lacks)
+        if lacks is not None:
+            return UsualModel(model, found["gpu"], int(found["count"]), nodes, lacks, had)
     return None
+
+
+def _model_before(record: NodeRecord, records: Sequence[NodeRecord]) -> str:
+    """By the newest older record of the same node; empty: there is none. Older ones do not count: a node that was
+    rebuilt is another one."""
+    own = [one for one in records if one.node == record.node and one.seen_ns < record.seen_ns]
+    return max(own, key=lambda one: one.seen_ns).model if own else ""
 
 
 def _parts(model: str) -> tuple[str, re.Match[str] | None]:
@@ -75,13 +92,17 @@ def _lacks(model: str, machine: str, has: re.Match[str] | None, usual: re.Match[
 
 
 def lacking_gpus(usual: UsualModel | None) -> list[Finding]:
-    """What is wrong with a node that differs from its peers so."""
+    """What is wrong with a node that differs from its peers so: a fault where it had more, else a warning."""
     if usual is None:
         return []
     words = f"{usual.has} of {usual.gpus} GPUs; its {usual.nodes} peers have {usual.gpus} ({usual.gpu})"
+    if not usual.is_fault:
+        words += "; it was not recorded with more, and is recorded so"
+        return [Finding(severity="warn", cause=FEWER_GPUS, words=words)]
+    words += f", and it had {usual.had} when it was recorded last"
     return [Finding(severity="high", cause=FEWER_GPUS, words=words, at_once=True)]
 
 
 def as_its_peers(record: NodeRecord, usual: UsualModel | None) -> NodeRecord:
-    """With their model, so that what it has is compared with theirs."""
-    return record if usual is None else msgspec.structs.replace(record, model=usual.model)
+    """With their model where it has lost GPUs, so that what it has is compared with theirs."""
+    return record if usual is None or not usual.is_fault else msgspec.structs.replace(record, model=usual.model)

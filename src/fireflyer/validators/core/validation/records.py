@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ __all__ = [
     "NodeRecord",
     "Tolerance",
     "Usual",
+    "as_written",
     "compare_digests",
     "compare_figures",
     "counted_value",
@@ -83,6 +84,14 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     repeated: Annotated[dict[_Name, _Values], msgspec.Meta(max_length=2048)] = {}
     """All measurements, in their order, of figures that were too low at first; of these `figures` has the value that
     counts."""
+
+
+def as_written(record: NodeRecord) -> dict[str, Any]:
+    """Without `repeated` where it is empty: releases that do not know it refuse a record with it."""
+    written: dict[str, Any] = msgspec.to_builtins(record)
+    if not record.repeated:
+        del written["repeated"]
+    return written
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):

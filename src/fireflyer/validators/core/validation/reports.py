@@ -9,7 +9,7 @@ import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.health_event import HealthEvent
-from fireflyer.validators.core.validation.records import NodeRecord
+from fireflyer.validators.core.validation.records import NodeRecord, as_written
 
 __all__ = ["MAX_REPORT_BYTES", "LinkReport", "NodeReport", "parse_link_report", "parse_node_report", "report_line"]
 
@@ -36,7 +36,10 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_line(report: NodeReport | LinkReport) -> str:
-    return _MARK + msgspec.json.encode(report).decode()
+    written = msgspec.to_builtins(report)
+    if isinstance(report, NodeReport):
+        written["record"] = as_written(report.record)
+    return _MARK + msgspec.json.encode(written).decode()
 
 
 def parse_node_report(log: str) -> NodeReport | None:
