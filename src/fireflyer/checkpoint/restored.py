@@ -99,28 +99,27 @@ class Collector:
 
     def sink(self, shard: ShardRecord) -> Places:
         """Most tensors of nearly all checkpoints are filled at once: these are found together."""
-        names = [record.name for record in shard.tensors]
-        given = list(map(self._into.get, names))
-        numbers = [
-            at
-            for at, (name, record, tensor) in enumerate(zip(names, shard.tensors, given, strict=True))
-            if tensor is not None
+        given = {
+            at: tensor
+            for at, record in enumerate(shard.tensors)
+            if (tensor := self._into.get(record.name)) is not None
             and record.slice is None
-            and not name.startswith(OWN_PREFIX)
-            and (self._wanted is None or self._wanted(name))
-        ]
-        found = self._at_once([given[at] for at in numbers], [shard.tensors[at] for at in numbers])  # type: ignore[misc]
-        if len(numbers) == len(names) and found.fits.all():
-            self._filled.update(zip(names, given, strict=True))  # type: ignore[arg-type]
+            and not record.name.startswith(OWN_PREFIX)
+            and (self._wanted is None or self._wanted(record.name))
+        }
+        found = self._at_once(list(given.values()), [shard.tensors[at] for at in given])
+        if len(given) == len(shard.tensors) and found.fits.all():
+            self._filled.update((shard.tensors[at].name, tensor) for at, tensor in given.items())
             return Places(found.addresses, {})
-        places: list[Place | None] = [None] * len(names)
-        fitting = {numbers[at]: int(found.addresses[at]) for at in np.flatnonzero(found.fits).tolist()}
+        addresses = zip(given, found.fits.tolist(), found.addresses.tolist(), strict=True)
+        fitting = {at: address for at, fits, address in addresses if fits}
+        places: list[Place | None] = []
         for at, record in enumerate(shard.tensors):
-            address, tensor = fitting.get(at), given[at]
-            if address is None or tensor is None:
-                places[at] = self._place_of(record)
+            if at in fitting:
+                self._filled[record.name] = given[at]
+                places.append(fitting[at])
             else:
-                self._filled[record.name], places[at] = tensor, address
+                places.append(self._place_of(record))
         return places_of(places)
 
     def _at_once(self, given: Sequence[torch.Tensor], records: Sequence[TensorRecord]) -> HostTensors:
