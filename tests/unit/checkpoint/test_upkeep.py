@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -224,12 +224,19 @@ def test_who_may_not_write_is_told_what_was_not_done(tmp_path: Path, change: Cal
 def test_a_file_system_that_is_read_only_is_said(tmp_path: Path, change: Callable[..., object], done: str) -> None:
     save_all(tmp_path, [10, 20])
 
-    def refused(*_: object, **__: object) -> None:
+    def refuse() -> NoReturn:
         error = OSError(errno.EROFS, "Read-only file system")
         raise translate_os_error(error, "write") from error
 
     class ReadOnly(RealDisk):
-        create = rename = remove = refused  # type: ignore[assignment]
+        def create(self, path: str, *, direct: bool = False) -> RealFile:
+            refuse()
+
+        def rename(self, source: str, target: str) -> None:
+            refuse()
+
+        def remove(self, path: str) -> None:
+            refuse()
 
     checkpoint = tmp_path / "step-00000010"
     with pytest.raises(PermissionDenied, match=f"{checkpoint} is not {done}: the file system is read-only"):
