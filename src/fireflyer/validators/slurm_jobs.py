@@ -13,8 +13,8 @@ import os
 import secrets
 import shlex
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from time import monotonic_ns, sleep
 from typing import Final, Protocol
 
 import msgspec
@@ -79,22 +79,22 @@ def run_slurm_jobs(
     refuses ends with its words. Raises `FireflyerError` where Slurm does not answer for two minutes."""
     files = JobFiles(outputs)
     running = _Running(slurm, {job.nodes: job for job in jobs}, files, apart, most_nodes, options, say)
-    began_ns = heard_ns = time.monotonic_ns()
+    began_ns = heard_ns = monotonic_ns()
     try:
         while not running.queue.done:
             failed: FireflyerError | None = None
             files.touch()
             try:
-                asyncio.run(running.look(late=time.monotonic_ns() - began_ns >= limit_ns))
-                heard_ns = time.monotonic_ns()
+                asyncio.run(running.look(late=monotonic_ns() - began_ns >= limit_ns))
+                heard_ns = monotonic_ns()
             except FireflyerError as error:
                 failed = error
             yield from running.taken()  # before the error: their files are gone
-            silent = time.monotonic_ns() - heard_ns > _PATIENCE_NS
+            silent = monotonic_ns() - heard_ns > _PATIENCE_NS
             if failed is not None and (silent or not isinstance(failed, TransientError)):
                 raise failed
             if not running.queue.done:
-                time.sleep(LOOK_S)
+                sleep(LOOK_S)
     finally:
         asyncio.run(running.stop())
         files.close()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -271,7 +270,7 @@ def test_a_job_that_could_not_be_cancelled_is_cancelled_by_the_next_command(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(time, "sleep", interrupts)
+        patched.setattr(slurm_jobs, "sleep", interrupts)
         with pytest.raises(KeyboardInterrupt):
             list(validated(slurm, tmp_path, "a"))
     assert slurm.cancelled == []
