@@ -4,6 +4,9 @@ A file is made before its job is submitted, so a command that is killed leaves t
 a lock in the directory while it lives: one whose lock is free, and still there, was killed, and the next command
 cancels its jobs. Locks of some shared file systems hold within one machine only, so the lock names its machine, and is
 touched: seen from another one its command is dead when it has not been touched for 10 minutes as well.
+
+`sbatch` outlives a command that is killed, and may be heard by Slurm only after the next command has looked: a name
+that Slurm does not show stays, with the lock, until its file is 10 minutes old.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ _BATCH: Final = 1000
 """Jobs that Slurm is asked for at a time."""
 _SILENT_S: Final = 600.0
 """A command touches its lock at each look, every few seconds, where Slurm is slow a minute."""
+_UNHEARD_S: Final = 600.0
+"""`sbatch` tries again for about two minutes where slurmctld is busy."""
 
 
 class Slurm(Protocol):
@@ -105,26 +110,44 @@ async def _cancel(slurm: Slurm, directory: str, say: Callable[[str], None]) -> N
     except OSError as error:
         raise translate_os_error(error, f"read {directory}") from error
     names = [found[1] for one in there if (found := _OUTPUT.fullmatch(one))]
+    unheard = 0
     for first in range(0, len(names), _BATCH):
-        await _cancel_these(slurm, directory, names[first : first + _BATCH], say)
+        unheard += await _cancel_these(slurm, directory, names[first : first + _BATCH], say)
+    if unheard:
+        return
     _remove(os.path.join(directory, _LOCK))
     with contextlib.suppress(OSError):  # files without a report stay, for people
         os.rmdir(directory)
 
 
-async def _cancel_these(slurm: Slurm, directory: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Raises `FireflyerError`."""
-    cancelled = set()
+async def _cancel_these(slurm: Slurm, directory: str, names: Sequence[str], say: Callable[[str], None]) -> int:
+    """How many of these Slurm may yet hear of. Raises `FireflyerError`."""
+    cancelled, unheard = set(), set(names)
     for job in await slurm.jobs(names):
-        if job.uid == os.geteuid() and job.phase is not Phase.ENDED:
+        if job.uid != os.geteuid():
+            continue
+        unheard.discard(job.name)
+        if job.phase is not Phase.ENDED:
             await slurm.cancel(job.id, job.name)
             cancelled.add(job.name)
             say(f"a validation that was killed left job {job.id}: cancelled")
+    kept = 0
     for name in names:
         path = os.path.join(directory, f"{name}.out")
         text = file_text(path)
-        if not text or name in cancelled or parse_node_report(text) is not None:
+        if name in unheard and not text and _is_young(path):
+            kept += 1
+        elif not text or name in cancelled or parse_node_report(text) is not None:
             _remove(path)
+    return kept
+
+
+def _is_young(path: str) -> bool:
+    """A file is made just before its job is submitted."""
+    try:
+        return time.time() - os.stat(path, follow_symlinks=False).st_mtime < _UNHEARD_S
+    except OSError:
+        return False
 
 
 def _left(outputs: str) -> list[str]:

@@ -108,6 +108,29 @@ def test_a_slurm_that_does_not_answer_leaves_it_to_the_next_command(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_job_that_slurm_hears_of_late_is_cancelled_by_a_later_command(tmp_path: Path) -> None:
+    """`sbatch` outlives the command that was killed, and slurmctld is busy."""
+    killed(tmp_path, "", "")
+    queue = Queue("RUNNING")
+    clears(queue, tmp_path)
+    assert queue.cancelled == [1]
+    assert left(tmp_path) == [f"{NAMES[1]}.out", "lock"]
+    clears(Queue("CANCELLED"), tmp_path)
+    assert left(tmp_path) == [f"{NAMES[1]}.out", "lock"], "it is asked for again and again"
+    queue = Queue("CANCELLED", "PENDING")
+    clears(queue, tmp_path)
+    assert queue.cancelled == [2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_slurm_has_never_heard_of_is_given_up_after_ten_minutes(tmp_path: Path) -> None:
+    killed(tmp_path, "")
+    (file,) = tmp_path.glob("*/*.out")
+    os.utime(file, (time.time() - 601, time.time() - 601))
+    assert clears(Queue(), tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_all_files_are_looked_at_before_the_lock_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_job_files, "_BATCH", 2)
     killed(tmp_path, *[""] * 5)
