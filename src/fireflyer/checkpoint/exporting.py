@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
@@ -31,6 +32,10 @@ class Exported(NamedTuple):
     files: tuple[str, ...]
     tensors: int
     size_bytes: int
+    checkpoint: str
+    """The name of the one that was read."""
+    passed_over: tuple[SkippedCheckpoint, ...]
+    """What is newer and cannot be read, newest first."""
 
 
 def export(
@@ -66,7 +71,8 @@ def export(
         if len(files) > 1:
             run_steps(write_file(into, f"{parent}/{temporary}/{INDEX_FILE}", index_json(files)))
         commit(into, parent or "/", name, temporary)
-    return Exported(tuple(file.name for file in files), len(specs), sum(spec.size_bytes for spec in specs))
+    size_bytes = sum(spec.size_bytes for spec in specs)
+    return Exported(tuple(file.name for file in files), len(specs), size_bytes, opened.name, opened.passed_over)
 
 
 def _spec(name: str, tensor: StoredTensor) -> TensorSpec:

@@ -84,6 +84,8 @@ class Opened(NamedTuple):
     """The directory of checkpoints that it is in."""
     name: str
     manifest: Manifest
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
+    """What is newer and cannot be read, newest first."""
 
 
 def open_checkpoint(path: CheckpointPath, disk: Disk | None = None) -> Opened:
@@ -94,16 +96,18 @@ def open_checkpoint(path: CheckpointPath, disk: Disk | None = None) -> Opened:
         parent, _, name = root.rpartition("/")
         return Opened(disk, parent, name, _manifest_in(disk, parent, name))
     found = _candidates_in(disk, root)
-    damage: FireflyerError | None = None
+    passed_over: list[SkippedCheckpoint] = []
     for candidate in found:
         try:
-            return Opened(disk, root, candidate.name, read_manifest(disk, root, candidate))
+            manifest = read_manifest(disk, root, candidate)
         except TransientError:
             raise
         except FireflyerError as error:
-            damage = damage or error
-    if damage is not None:
-        raise DataCorruption(f"none of the {len(found)} checkpoints in {shown} can be read: {damage.message}")
+            passed_over.append(SkippedCheckpoint(candidate.name, error.message))
+        else:
+            return Opened(disk, root, candidate.name, manifest, tuple(passed_over))
+    if passed_over:
+        raise DataCorruption(f"none of the {len(found)} checkpoints in {shown} can be read: {passed_over[0].reason}")
     raise NotFound(f"{shown} is no checkpoint and holds none; give a directory with {MANIFEST_FILE}, or one of those")
 
 

@@ -274,6 +274,25 @@ def test_an_export_of_damage_leaves_nothing(tmp_path: Path, capsys: Capture) -> 
     assert os.listdir(tmp_path) == ["c"], "not under a temporary name either, which takes space of a full disk"
 
 
+def test_a_damaged_newest_checkpoint_is_named_with_the_one_that_is_used_instead(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    save_all(tmp_path / "c", [10, 20])
+    flip(tmp_path / "c" / "step-00000020" / "manifest.json", 30)
+    said = re.compile(r"warning: step-00000020 is damaged: .*manifest\.json.*; step-00000010 is used instead\n")
+    for line in (("show", tmp_path / "c"), ("show", "--json", tmp_path / "c")):
+        code, out, err = ff(capsys, *line)
+        assert (code, "step-00000010" in out) == (0, True)
+        assert said.fullmatch(err), err
+    code, out, err = ff(capsys, "export", tmp_path / "c", tmp_path / "out")
+    assert (code, out.startswith(f"{tmp_path}/out: 5 tensors")) == (0, True)
+    assert said.fullmatch(err), err
+    assert ff(capsys, "show", tmp_path / "c" / "step-00000010")[2] == "", "who names the older one asked for it"
+    flip(tmp_path / "c" / "step-00000010" / "manifest.json", 30)
+    code, out, err = ff(capsys, "show", tmp_path / "c")
+    assert (code, out, err.count("\n"), "none of the 2 checkpoints" in err) == (1, "", 1, True)
+
+
 def test_files_are_filled_in_order_up_to_their_size() -> None:
     specs = [TensorSpec(name, "U8", (size,)) for name, size in (("a", 4), ("b", 5), ("c", 30), ("d", 1), ("e", 9))]
     assert [[spec.name for spec in file.tensors] for file in plan_export(specs, 10)] == [["a", "b"], ["c"], ["d", "e"]]

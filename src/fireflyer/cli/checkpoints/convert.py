@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fireflyer.base.units import counted, format_bytes
+from fireflyer.cli.checkpoints.passed_over import say_passed_over
 from fireflyer.cli.fs.files.common import clean
 from fireflyer.cli.numbers import ByteSize, WholeNumber
 
@@ -28,6 +29,7 @@ def export_command(*, path: str, target: str, prefix: str | None, max_file_bytes
     from fireflyer.checkpoint.exporting import export
 
     done = export(path, target, prefix=prefix, max_file_bytes=max_file_bytes)
+    say_passed_over(done.passed_over, done.checkpoint)
     what = f"{counted(done.tensors, 'tensor')}, {format_bytes(done.size_bytes)}"
     click.echo(f"{clean(target)}: {what} in {counted(len(done.files), 'file')}")
     return 0

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from fireflyer.base.units import counted, format_bytes
+from fireflyer.cli.checkpoints.passed_over import say_passed_over
 from fireflyer.cli.fs.files.common import clean
 from fireflyer.cli.jobs.hosts import columns
 
@@ -98,6 +99,7 @@ def show_command(*, path: str, as_json: bool) -> int:
     from fireflyer.checkpoint.reader import look, open_checkpoint
 
     opened = open_checkpoint(path)
+    say_passed_over(opened.passed_over, opened.name)
     info = look(opened.disk, opened.root, opened.name, opened.disk.list(opened.root), deep=False)
     reader = TensorReader(opened.disk, opened.root, opened.name, opened.manifest)
     tensors = [_view(tensor) for tensor in reader.tensors.values()]
