@@ -99,13 +99,17 @@ def test_every_type_that_the_code_decodes_is_recorded() -> None:
         "import msgspec.json as other\n    return other.decode(data, type=int)",
         "return data.codec.decode(data, type=int)",
         "return data.codec.Decoder(int)",
-        "return msgspec.json.decode(data)",
+        "return msgspec.json.decode(data, type=int)",
+        "return msgspec.msgpack.Decoder(int).decode(data)",
+        "return msgspec.convert(data, int)",
+        "from fireflyer.base.decoding import decode_json\n    return decode_json(data)",
+        "from fireflyer.base.decoding import decode_json\n    return decode_json(data, data.kind)",
     ],
 )
 def test_a_decoder_that_cannot_be_followed_is_an_error(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = decoders.Module(decoders.ROOT / "base/events.py", f"import msgspec\ndef read(data):\n    {body}\n")
     monkeypatch.setattr(decoders, "modules", lambda: (module,))
-    with pytest.raises(ValueError, match=r"base/events.py:[34]"):
+    with pytest.raises(ValueError, match=r"base/events.py:[34]\b"):
         decoders.decoded_types()
 
 

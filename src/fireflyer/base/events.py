@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, json_decoder
 from fireflyer.base.errors import DataCorruption
 
 __all__ = [
@@ -290,7 +290,7 @@ class Logged(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.json.Encoder()
-_log_decoder = msgspec.json.Decoder(Logged)
+_log_decoder = json_decoder(Logged)
 
 
 def encode_log_line(entry: Logged) -> bytes:

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import (
     DataCorruption,
     Fenced,
@@ -257,6 +257,6 @@ _T = TypeVar("_T")
 
 def _decoded(data: bytes, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decode_json(data, kind)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"a message of another rank is not readable: {error}") from error

@@ -6,6 +6,7 @@ import logging
 
 import msgspec
 
+from fireflyer.base.decoding import decode_json
 from fireflyer.base.errors import DataCorruption, FireflyerError, error_from_wire, error_to_wire
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
@@ -72,7 +73,7 @@ class Restoring:
 
     def _same(self, root: str, targets: Targets, timeout_ns: int) -> Found:
         told = self._agreement.agree(f"restore/{self._times}", b"", timeout_ns)
-        choice = msgspec.json.decode(told, type=_Choice)
+        choice = decode_json(told, _Choice)
         if choice.error is not None:
             raise error_from_wire(choice.error[0], f"rank 0 could not restore: {choice.error[1]}")
         if choice.candidate is None:

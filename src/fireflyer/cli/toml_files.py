@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import inspect
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_toml
 from fireflyer.base.errors import UsageError
 
 __all__ = ["in_words", "line_of", "read_text", "read_toml"]
@@ -39,7 +39,7 @@ def read_toml(
     data = read_text(path, name=name, advice=advice, max_bytes=max_bytes)
     see = f"; its keys: {keys}" if keys else ""
     try:
-        return msgspec.toml.decode(data, type=config_type)
+        return decode_toml(data, config_type)
     except msgspec.ValidationError as error:
         line = line_of(data.decode(errors="replace"), str(error))
         said = f"{in_words(str(error))}{_advice(config_type, str(error))}{see}"

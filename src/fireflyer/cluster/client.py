@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, TransientError
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.cluster.core.health.findings import finding_of
@@ -110,7 +110,7 @@ def read_connection(path: str) -> Connection:
     file, `DataCorruption`."""
     data = read_private_file(path, _MAX_CONNECTION_BYTES)
     try:
-        return msgspec.json.decode(data, type=Connection)
+        return decode_json(data, Connection)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"{path} is not what `ff login` writes: {error}; log in again") from None
 

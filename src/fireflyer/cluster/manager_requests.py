@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import (
     Busy,
     DataCorruption,
@@ -211,7 +211,7 @@ class Requests:
         if status >= http.client.MULTIPLE_CHOICES:
             raise _error(status, data)
         try:
-            return msgspec.json.decode(data, type=kind)
+            return decode_json(data, kind)
         except DECODE_ERRORS as error:
             raise DataCorruption(f"{self._url} answered something else than expected: {error}") from None
 
@@ -362,7 +362,7 @@ def _request(
 
 def _error(status: int, data: bytes) -> FireflyerError:
     try:
-        found = msgspec.json.decode(data, type=ErrorView)
+        found = decode_json(data, ErrorView)
     except DECODE_ERRORS:
         return PermanentError(f"the platform answered with status {status}")
     message = "".join(char if char.isprintable() else "?" for char in found.message)[:1000]
@@ -390,7 +390,7 @@ def _events(response: http.client.HTTPResponse, kind: Any) -> Iterator[tuple[str
             data = line[5:].strip()
         elif not line and data:
             try:
-                yield number, msgspec.json.decode(data, type=kind)
+                yield number, decode_json(data, kind)
             except DECODE_ERRORS:
                 raise DataCorruption(f"not an event: {json.dumps(data[:80].decode(errors='replace'))}") from None
             number, data = "", b""

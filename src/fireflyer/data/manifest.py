@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption
 from fireflyer.base.units import MIB
 from fireflyer.data.shard_format import MAX_RECORDS, ShardInfo
@@ -60,10 +60,10 @@ def encode_manifest(shards: Sequence[ShardInfo], names: Sequence[ShardInfo], met
 def decode_manifest(path: str, data: bytes) -> ManifestBody:
     """Raises `DataCorruption` naming `path`."""
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = decode_json(data, Manifest)
         if crc32c(bytes(manifest.body)) != manifest.crc32c:
             raise DataCorruption(f"{path}: does not match its CRC32C; {_ADVICE}")
-        body = msgspec.json.decode(manifest.body, type=ManifestBody)
+        body = decode_json(manifest.body, ManifestBody)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"{path}: not a manifest: {error}; {_ADVICE}") from error
     if body.format != _FORMAT or body.version != 1:

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.data.files import read_file, replace_file
@@ -129,7 +129,7 @@ class BpeTokenizer:
     def from_json(cls, data: bytes, *, name: str = "tokenizer") -> BpeTokenizer:
         """Raises `DataCorruption` naming `name` where `data` is not what `to_json` wrote."""
         try:
-            file = msgspec.json.decode(data, type=_File)
+            file = decode_json(data, _File)
             if file.format != "fireflyer-bpe" or file.version != 1:
                 raise UsageError(f"format {file.format!r} version {file.version} is not 'fireflyer-bpe' version 1")
             tokenizer = cls(file.merges)

@@ -35,7 +35,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import Busy, FireflyerError, PermissionDenied, UsageError
 from fireflyer.identity.account import Account, Scope
 from fireflyer.identity.secrets import Secret
@@ -202,11 +202,11 @@ class TokenRefused(PermissionDenied):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_hello_decoder = msgspec.msgpack.Decoder(_Hello)
-_version_decoder = msgspec.msgpack.Decoder(_Versioned)
-_proof_decoder = msgspec.msgpack.Decoder(_Proof)
-_challenge_decoder = msgspec.msgpack.Decoder(_Challenge | _Refused)
-_verdict_decoder = msgspec.msgpack.Decoder(_Verdict | _Refused)
+_hello_decoder = msgpack_decoder(_Hello)
+_version_decoder = msgpack_decoder(_Versioned)
+_proof_decoder = msgpack_decoder(_Proof)
+_challenge_decoder = msgpack_decoder(_Challenge | _Refused)
+_verdict_decoder = msgpack_decoder(_Verdict | _Refused)
 
 _M = TypeVar("_M")
 

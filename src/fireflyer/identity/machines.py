@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, NotFound, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.identity.derived import derive_credential
@@ -57,9 +57,6 @@ class Bought(msgspec.Struct, frozen=True, kw_only=True):
 class _File(msgspec.Struct, kw_only=True):
     version: int
     machines: list[JoinedMachine]
-
-
-_decoder = msgspec.json.Decoder(_File)
 
 
 class MachineStore:
@@ -130,7 +127,7 @@ class MachineStore:
         except NotFound:
             return {}
         try:
-            content = _decoder.decode(data)
+            content = decode_json(data, _File)
         except DECODE_ERRORS as error:
             raise DataCorruption(f"{self._path} is damaged: {error}; restore it, or let machines join again") from None
         if content.version != _VERSION:

@@ -24,7 +24,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
@@ -103,7 +103,6 @@ class FileContent(NamedTuple):
 
 
 _VERSION: Final = 3
-_decoder = msgspec.json.Decoder(_File)
 _Signature = tuple[int, int, int]
 
 
@@ -324,7 +323,7 @@ class TokenStore:
 
     def _read(self) -> _File:
         try:
-            content = _decoder.decode(read_private_file(self._path, _MAX_FILE_BYTES))
+            content = decode_json(read_private_file(self._path, _MAX_FILE_BYTES), _File)
         except DECODE_ERRORS as error:
             raise DataCorruption(f"token file {self._path} is damaged: {error}; restore it from a backup") from None
         if content.version not in (1, 2, _VERSION):

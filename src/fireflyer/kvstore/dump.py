@@ -12,7 +12,7 @@ from typing import IO, Final, NamedTuple
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import DataCorruption
 from fireflyer.kvstore.api import Engine, Transaction
 
@@ -69,7 +69,7 @@ def read_dump(file: IO[bytes], form: DumpFormat) -> Iterator[Row]:
     if file.read(len(form.first_line)) != form.first_line:
         raise DataCorruption(f"{_name_of(file)} is not a {form.name}, or was written by a newer release")
     rows, crc = 0, 0
-    decoder = msgspec.msgpack.Decoder(Row)
+    decoder = msgpack_decoder(Row)
     while length := int.from_bytes(_exactly(file, _LENGTH_BYTES), "big"):
         if length > MAX_ROW_BYTES:
             raise DataCorruption(f"{_name_of(file)} is damaged: row {rows} has {length} bytes; use another dump")

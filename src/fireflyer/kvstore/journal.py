@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from fireflyer.base.decoding import msgpack_decoder
 from fireflyer.base.errors import DataCorruption, PermanentError
 from fireflyer.base.units import MIB
 from fireflyer.kvstore.core.keys import KeyRange
@@ -44,7 +45,7 @@ _HEADER: Final = struct.Struct("<8sQII")
 _RECORD: Final = struct.Struct("<IIQQ")
 """Bytes, checksum of the rest, number of the segment, version."""
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
-_DECODE: Final = msgspec.msgpack.Decoder(list[tuple[list[KeyRange], list[tuple[bytes, bytes | None]]]]).decode
+_DECODE: Final = msgpack_decoder(list[tuple[list[KeyRange], list[tuple[bytes, bytes | None]]]]).decode
 _LARGE: Final = struct.Struct("<cQI")
 """In the place of a batch: that lies in the other file. `_LARGE_MARK`, bytes, checksum."""
 _LARGE_MARK: Final = b"L"

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-import msgspec
-
+from fireflyer.base.decoding import decode_toml
 from fireflyer.base.shipped import ShippedFiles
 from fireflyer.codesign.model import ModelShape, shape_from_config
 from fireflyer.planning.network_file import NetworkFile
@@ -30,7 +29,7 @@ def network_names() -> tuple[str, ...]:
 
 def load_network(name: str) -> NetworkFile:
     """Network of that name, as `fire-flyer-2`. Raises `UsageError` with the names that there are."""
-    return msgspec.toml.decode(_NETWORKS.read(name), type=NetworkFile)
+    return decode_toml(_NETWORKS.read(name), NetworkFile)
 
 
 def shape_names() -> tuple[str, ...]:
@@ -46,4 +45,4 @@ def load_shape(name: str) -> ModelShape:
 def fitted_prices() -> PriceList:
     """Prices in USD of a switch, a link and an endpoint that give four of the five costs in table 3 of the DeepSeek-V3
     paper, which does not print its prices: others give them, too."""
-    return msgspec.toml.decode(_PRICES.read("v3-table-3"), type=PriceList)
+    return decode_toml(_PRICES.read("v3-table-3"), PriceList)

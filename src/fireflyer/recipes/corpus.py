@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, convert, decode_json
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.ports import Disk
@@ -131,7 +131,7 @@ def open_corpus(directory: str) -> Corpus:
     place = place_of(directory)
     path = place.below(_CURRENT)
     try:
-        current = msgspec.json.decode(read_whole(path, 4096), type=_Current)
+        current = decode_json(read_whole(path, 4096), _Current)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"{path.name}: {error}; remove the file, the corpus is then built again") from error
     if os.path.basename(current.name) != current.name or not current.name.startswith("corpus-"):
@@ -228,7 +228,7 @@ def _intact(disk: Disk, target: str, fingerprint: str) -> Corpus | None:
 def _describe(target: str) -> Corpus:
     with RecordSet(target) as records:
         try:
-            meta = msgspec.convert(records.meta, _Meta)
+            meta = convert(records.meta, _Meta)
         except msgspec.ValidationError as error:
             raise DataCorruption(f"{target}: not a corpus of ours ({error}); remove it, and build again") from error
     return Corpus(directory=target, reused=True, **msgspec.to_builtins(meta))

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
+from fireflyer.base.decoding import convert
 from fireflyer.base.errors import FireflyerError, NotFound, PermanentError, UsageError
 from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
@@ -235,7 +236,7 @@ def restore(job: Job) -> tuple[int, int]:
 
 def stored_as(kind: type[T], value: object, options: Options) -> T:
     try:
-        return msgspec.convert(value, kind)
+        return convert(value, kind)
     except msgspec.ValidationError as error:
         raise UsageError(
             f"{options.checkpoint_dir} was not written by this script ({error}); give a fresh --checkpoint-dir"

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.node_counters import COUNTERS_NAME, MAX_PEERS, PEERS_NAME, NodeCounters
 from fireflyer.base.units import GIB
 from fireflyer.runtime.node_counters import read_counters, read_meminfo, read_mounts
@@ -53,7 +53,7 @@ def plan_of(environ: Mapping[str, str], directory: str) -> Plan:
 def _before(text: str) -> NodeCounters | None:
     """Of a supervisor of another release it may be something else: then as if nothing was read."""
     try:
-        return msgspec.json.decode(text, type=NodeCounters) if text else None
+        return decode_json(text, NodeCounters) if text else None
     except DECODE_ERRORS:
         return None
 

@@ -1,8 +1,8 @@
 """Which types the code decodes, found in its source.
 
-A call of `Decoder`, `decode(..., type=)` or `convert` of msgspec names a type, or passes on one that its function was
-given: then the calls of that function name it, and so on. A class that keeps the type in an attribute is treated as its
-constructor. What cannot be followed is an error that names the place, so that no decoder is overlooked.
+A call of a function of `base.decoding` names a type, or passes on one that its function was given: then the calls of
+that function name it, and so on. A class that keeps the type in an attribute is treated as its constructor. What cannot
+be followed, and what calls msgspec itself, is an error that names the place, so that no decoder is overlooked.
 """
 
 from __future__ import annotations
@@ -18,20 +18,32 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 import fireflyer
+from fireflyer.base import decoding
 
 __all__ = ["ROOT", "Call", "Decoded", "Module", "decoded_types", "modules", "rpc_methods"]
 
 ROOT: Final = Path(fireflyer.__file__).parent
 _MOST_STEPS: Final = 6
 _KINDS: Final = {
-    id(msgspec.json.Decoder): "json",
-    id(msgspec.json.decode): "json",
-    id(msgspec.msgpack.Decoder): "msgpack",
-    id(msgspec.msgpack.decode): "msgpack",
-    id(msgspec.toml.decode): "toml",
-    id(msgspec.convert): "object",
+    id(decoding.json_decoder): "json",
+    id(decoding.decode_json): "json",
+    id(decoding.decode_published): "json",
+    id(decoding.msgpack_decoder): "msgpack",
+    id(decoding.decode_msgpack): "msgpack",
+    id(decoding.decode_toml): "toml",
+    id(decoding.convert): "object",
 }
-_NAMES: Final = ("Decoder", "decode", "convert")
+_OF_MSGSPEC: Final = {
+    id(one)
+    for codec in (msgspec.json, msgspec.msgpack, msgspec.toml, msgspec.yaml)
+    for one in (getattr(codec, "Decoder", None), codec.decode)
+} | {id(msgspec.convert)}
+"""Not to be called: they use structs that no lock has prepared."""
+_DECODERS: Final = ("json_decoder", "msgpack_decoder")
+_NAMES: Final = (
+    *_DECODERS, "decode_json", "decode_published", "decode_msgpack", "decode_toml", "convert", "Decoder", "decode"
+)  # fmt: skip
+_OWNER: Final = Path(decoding.__file__)
 
 
 class Decoded(NamedTuple):
@@ -138,12 +150,11 @@ def decoded_types() -> list[Decoded]:
     """Raises `ValueError` naming a decoder whose type cannot be followed."""
     found: list[Decoded] = []
     for module in modules():
-        if "msgspec" not in module.text or not any(name in module.text for name in _NAMES):
+        if module.path == _OWNER or not any(one in module.text for one in ("msgspec", "base.decoding")):
             continue
         for call in module.calls:
             if call.name in _NAMES and (codec := _codec(call)):
-                at = 1 if call.name == "convert" else 0
-                expression = call.argument("type", at if call.name != "decode" else 99)
+                expression = call.argument("kind", 0 if call.name in _DECODERS else 1)
                 if expression is None:
                     raise ValueError(f"{call.where} decodes without a type: give one, so that its format is recorded")
                 found += [Decoded(codec, kind, where) for kind, where in _resolved(call, expression, 0)]
@@ -152,11 +163,16 @@ def decoded_types() -> list[Decoded]:
 
 def _codec(call: Call) -> str | None:
     try:
-        return _KINDS.get(id(call.value(call.node.func)))
+        called = id(call.value(call.node.func))
     except (NameError, AttributeError) as error:
         if call.name == "Decoder" or any(word.arg == "type" for word in call.node.keywords):
             raise ValueError(f"{call.where}: what decodes there cannot be followed: {error}") from error
         return None
+    if called in _OF_MSGSPEC:
+        raise ValueError(
+            f"{call.where} calls msgspec: use base.decoding, as threads that use a struct first end the process"
+        )
+    return _KINDS.get(called)
 
 
 def _resolved(call: Call, expression: ast.expr, steps: int) -> Iterator[tuple[Any, str]]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import pytest
 from tests.golden.pinned.codecs import decode
 from tests.golden.pinned.registry import FORMATS, Format
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, convert, decode_json
 
 ROOT = Path(__file__).parents[3]
 OWNER = "src/fireflyer/base/decoding.py"
@@ -60,3 +63,91 @@ def test_the_errors_of_a_decoder_are_caught_by_their_common_name() -> None:
 @pytest.mark.parametrize("clause", ["msgspec.DecodeError", "(OSError, msgspec.DecodeError)", "msgspec.MsgspecError"])
 def test_an_error_of_msgspec_that_is_caught_by_itself_is_found(clause: str) -> None:
     assert caught_errors(f"try:\n    pass\nexcept {clause}:\n    pass\n") == [3]
+
+
+# --- structs that threads use first ---
+
+THREADS = """
+import sys, threading, time
+from typing import Annotated, Any
+import msgspec
+from fireflyer.base import decoding
+
+class Slow:
+    def __class_getitem__(cls, _: Any) -> Any:
+        time.sleep(0.01)  # others run, while msgspec looks at the annotations
+        return int
+
+class Inner(msgspec.Struct):
+    a: "Slow[0]" = 0
+    b: "Slow[1]" = 0
+    c: "Slow[2]" = 0
+
+class Left(msgspec.Struct):
+    inner: Inner
+
+class Right(msgspec.Struct):
+    inner: list[Inner]
+
+NO_HASH = Annotated[Inner, {}]
+CALLS = {
+    "decode_json": lambda: decoding.decode_json(b'{"inner": {"b": 1}}', Left).inner.b,
+    "decode_msgpack": lambda: decoding.decode_msgpack(msgspec.msgpack.encode({"inner": [{"b": 1}]}), Right).inner[0].b,
+    "decode_toml": lambda: decoding.decode_toml("inner = {b = 1}", Left).inner.b,
+    "convert": lambda: decoding.convert({"inner": [{"b": 1}]}, Right).inner[0].b,
+    "json_decoder": lambda: decoding.json_decoder(Inner).decode(b'{"b": 1}').b,
+    "unhashable": lambda: decoding.convert({"b": 1}, NO_HASH).b,
+    "msgspec": lambda: msgspec.convert({"inner": {"b": 1}}, Left).inner.b,
+}
+start, found = threading.Barrier(12), []
+
+def use(call: str) -> None:
+    start.wait()
+    found.append(CALLS[call]())
+
+names = sys.argv[1].split()
+threads = [threading.Thread(target=use, args=(names[number % len(names)],)) for number in range(12)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert found == [1] * 12, found
+"""
+
+
+@pytest.mark.parametrize(
+    "calls", ["decode_json", "decode_json decode_msgpack decode_toml convert json_decoder unhashable"]
+)
+def test_threads_may_use_a_struct_for_the_first_time_at_once(calls: str) -> None:
+    """msgspec 0.22 publishes what it knows of a struct before that is complete. Whoever puts "msgspec" for `calls` sees
+    the process end."""
+    done = subprocess.run([sys.executable, "-c", THREADS, calls], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
+def test_a_child_process_decodes_while_its_parent_prepared_a_struct_in_another_thread() -> None:
+    program = (
+        THREADS.split("CALLS = ")[0]
+        + """
+import os
+thread = threading.Thread(target=decoding.decode_json, args=(b'{"inner": {}}', Left))
+thread.start()
+child = os.fork()
+if child == 0:
+    os._exit(decoding.decode_json(b'{"inner": {"b": 7}}', Left).inner.b)
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
+def test_types_that_are_equal_share_a_decoder_and_those_without_a_hash_are_decoded_too() -> None:
+    assert decode_json(b"[1]", list[int]) == decode_json(b"[1]", list[int]) == [1]
+    with pytest.raises(DECODE_ERRORS):
+        decode_json(b"[1]", list[bool])
+    odd = Annotated[int, msgspec.Meta(ge=3), {}]
+    assert decode_json(b"3", odd) == convert(3, odd) == 3
+    with pytest.raises(DECODE_ERRORS):
+        convert(2, odd)

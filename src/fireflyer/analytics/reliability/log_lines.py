@@ -15,7 +15,7 @@ import msgspec
 from fireflyer.analytics.reliability.kernel_log import finding_of, says_a_fault
 from fireflyer.analytics.reliability.rows import MAX_NAME, MAX_WORDS, EventRow
 from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, symptom_of_cause
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, json_decoder
 from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
 from fireflyer.base.units import SECOND, US
 
@@ -113,8 +113,8 @@ class _JournalEntry(msgspec.Struct, frozen=True):
     facility: Any = msgspec.field(name="SYSLOG_FACILITY", default="")
 
 
-_journal = msgspec.json.Decoder(_JournalEntry)
-_health = msgspec.json.Decoder(HealthEvent)
+_journal = json_decoder(_JournalEntry)
+_health = json_decoder(HealthEvent)
 
 
 def journal_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | None:

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 
 from fireflyer.analytics.reliability.tables import table_names
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import UsageError
 from fireflyer.base.os_errors import translate_os_error
 
@@ -42,7 +42,7 @@ def read_progress(directory: str, words: Collection[str]) -> dict[str, Until]:
     path = os.path.join(directory, PROGRESS)
     try:
         with open(path, "rb") as file:
-            found = msgspec.json.decode(file.read(_MAX_BYTES), type=Progress)
+            found = decode_json(file.read(_MAX_BYTES), Progress)
     except (FileNotFoundError, NotADirectoryError, *DECODE_ERRORS):
         return {}
     except OSError as error:

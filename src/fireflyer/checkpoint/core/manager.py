@@ -39,7 +39,7 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, InvariantViolation, UsageError
 from fireflyer.checkpoint.core.effects import (
     Await,
@@ -417,7 +417,7 @@ class SaveMachine:
 def _parts_of(answer: _Answer, rank: int) -> int:
     """0: the record is in the answer. Raises `DataCorruption`."""
     try:
-        parts = msgspec.json.decode(answer.record, type=_InParts).parts
+        parts = decode_json(answer.record, _InParts).parts
     except DECODE_ERRORS as error:
         raise DataCorruption(f"shard record of rank {rank} is not readable: {error}") from error
     if not 0 <= parts <= MAX_PARTS:
@@ -427,6 +427,6 @@ def _parts_of(answer: _Answer, rank: int) -> int:
 
 def _decode_answer(payload: bytes) -> _Answer:
     try:
-        return msgspec.json.decode(payload, type=_Answer)
+        return decode_json(payload, _Answer)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"a message of another rank is not readable: {error}") from error

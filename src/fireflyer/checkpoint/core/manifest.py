@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.names import MAX_RANKS, MAX_STEP, shard_name
@@ -152,11 +152,11 @@ def _unseal(data: bytes, kind: type[T], what: str) -> T:
     if len(data) > MAX_MANIFEST_BYTES:
         raise DataCorruption(f"{what} has {len(data)} bytes, above {MAX_MANIFEST_BYTES}")
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = decode_json(data, _Envelope)
         body = bytes(envelope.body)
         if envelope.crc32c != f"{crc32c(body):08x}":
             raise DataCorruption(f"{what} does not match its checksum")
-        return msgspec.json.decode(body, type=kind)
+        return decode_json(body, kind)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"{what} is not readable: {error}") from error
 
@@ -262,7 +262,7 @@ def decode_record(data: bytes, rank: int, world_size: int) -> ShardRecord:
     """A record from another rank. Raises `DataCorruption`."""
     what = f"shard record of rank {rank}"
     try:
-        record = msgspec.json.decode(data, type=ShardRecord)
+        record = decode_json(data, ShardRecord)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"{what} is not readable: {error}") from error
     if record.rank != rank:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.checkpoint.core.slices import Slice
 
@@ -141,7 +141,7 @@ def parse_header(text: bytes, data_bytes: int, what: str) -> list[PlacedTensor]:
     """The tensors of a file of anybody, in the order of their bytes. `text` is the JSON header, `data_bytes` what
     follows it. Raises `DataCorruption` for what is no header, or describes tensors that overlap or leave the file."""
     try:
-        found = msgspec.json.decode(text, type=dict[str, _Entry])
+        found = decode_json(text, dict[str, _Entry])
     except DECODE_ERRORS as error:
         raise DataCorruption(f"the header of {what} is not readable: {error}") from error
     found.pop(_METADATA, None)

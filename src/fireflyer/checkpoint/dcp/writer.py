@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from fireflyer.base.decoding import decode_json
 from fireflyer.base.errors import NoSpace, NotFound, UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.manifest import (
@@ -194,7 +195,7 @@ class FireFlyerWriter(StorageWriter):
         shards: list[ShardRecord] = []
         values: dict[str, Any] = {}
         for rank, of_rank in enumerate(results):
-            written = msgspec.json.decode(of_rank[-1].storage_data, type=_Written)
+            written = decode_json(of_rank[-1].storage_data, _Written)
             shards.append(decode_record(bytes(written.record), rank, len(results)))
             values.update(written.values)
         manifest = _manifest(self._step, shards, values, metadata, saved_now())

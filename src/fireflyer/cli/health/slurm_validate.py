@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.health_event import SEVERITIES, HealthEvent
 from fireflyer.base.units import SECOND
 from fireflyer.cli.health.slurm_log import SlurmLog
@@ -104,4 +104,4 @@ def as_happened(fault: HealthEvent) -> HealthEvent:
 def _told(printed: Printed) -> Iterator[HealthEvent]:
     for line in printed.lines:
         with contextlib.suppress(*DECODE_ERRORS):
-            yield msgspec.json.decode(line, type=HealthEvent)
+            yield decode_json(line, HealthEvent)

@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from fireflyer.base.decoding import decode_toml
 from fireflyer.base.errors import UsageError
 from fireflyer.base.toml_text import to_toml, toml_value
 from fireflyer.base.units import MS
@@ -91,7 +92,7 @@ def cluster_file(up: UpConfig, hosts: Sequence[NewHost], *, managers: int, clust
     ]
     text = "\n".join(lines).rstrip("\n") + "\n"
     try:
-        read = msgspec.toml.decode(text, type=ClusterFile)
+        read = decode_toml(text, ClusterFile)
     except msgspec.ValidationError as error:
         raise UsageError(str(error).partition(" - at ")[0]) from None
     for host in read.hosts:

@@ -8,6 +8,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import msgspec
 
+from fireflyer.base.decoding import convert
 from fireflyer.base.errors import UsageError
 from fireflyer.base.toml_text import to_toml
 from fireflyer.cli.hosts.config import ClusterFile, HostConfig
@@ -159,7 +160,7 @@ def _merged(table: str, given: dict[str, Any], config_type: type[_C], **ours: An
     if twice:
         raise UsageError(f"[{table}] has {twice[0]}, which follows from the rest of the cluster file; leave it out")
     try:
-        return msgspec.convert(ours | given, config_type)
+        return convert(ours | given, config_type)
     except (msgspec.ValidationError, UsageError) as error:
         raise UsageError(f"[{table}] of the cluster file: {error}") from error
 

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, FireflyerError, NotFound, PermanentError, Timeout, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
@@ -65,7 +65,7 @@ class HostDirectory:
     def made(self) -> dict[int, int]:
         """How often each target was made here. Raises `DataCorruption`."""
         try:
-            return msgspec.json.decode(read_private_file(self._targets_file, MAX_BYTES), type=dict[int, int])
+            return decode_json(read_private_file(self._targets_file, MAX_BYTES), dict[int, int])
         except NotFound:
             return {}
         except DECODE_ERRORS as error:

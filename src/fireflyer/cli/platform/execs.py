@@ -79,6 +79,7 @@ def asked_for(
     """What a manager is asked, with the terminal of this process where it has one. Raises `UsageError`."""
     import msgspec
 
+    from fireflyer.base.decoding import convert
     from fireflyer.cli.platform.exec_local import terminal_size
     from fireflyer.cluster.schema.execs import ExecProgram, ExecRequest
 
@@ -92,12 +93,12 @@ def asked_for(
     wanted = {
         "rank": rank,
         "node": node,
-        "program": msgspec.convert(program, ExecProgram),
+        "program": convert(program, ExecProgram),
         "idle_s": None if idle is None else max(1, idle // SECOND),
         "ends_task": ends_task,
     }
     try:
-        return msgspec.convert(wanted, ExecRequest, from_attributes=True)
+        return convert(wanted, ExecRequest, from_attributes=True)
     except msgspec.ValidationError as error:
         raise UsageError(f"the command cannot be run: {str(error).lower()}") from None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from fireflyer.base.decoding import convert
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB, SECOND, format_duration
 from fireflyer.cli.help_sections import OrderedGroup
@@ -205,7 +206,7 @@ def drain_command(*, client: Client, name: str, reason: str) -> int:
 
     if len(reason) > MAX_REASON:
         raise UsageError(f"REASON has {len(reason)} characters; {MAX_REASON} are allowed")
-    return _say(client, msgspec.convert({"type": "DrainNode", "node": name, "reason": reason}, DrainNode))
+    return _say(client, convert({"type": "DrainNode", "node": name, "reason": reason}, DrainNode))
 
 
 @node_command.command(
@@ -232,7 +233,7 @@ def repair_command(*, client: Client, name: str, remedy: str, words: str) -> int
     from fireflyer.cluster.core.platform.commands import RecordRepair
 
     done = {"type": "RecordRepair", "node": name, "remedy": remedy.replace("-", " "), "words": _words(words)}
-    return _say(client, msgspec.convert(done, RecordRepair))
+    return _say(client, convert(done, RecordRepair))
 
 
 @node_command.command("return", short_help="Ask for the return of a node that its checks took out.",
@@ -244,7 +245,7 @@ def return_command(*, client: Client, name: str, words: str) -> int:
     """Have NODE tested without a repair. It returns when all required checks pass, and not before."""
     from fireflyer.cluster.core.platform.commands import ReturnNode
 
-    return _say(client, msgspec.convert({"type": "ReturnNode", "node": name, "words": _words(words)}, ReturnNode))
+    return _say(client, convert({"type": "ReturnNode", "node": name, "words": _words(words)}, ReturnNode))
 
 
 def _words(words: str) -> str:

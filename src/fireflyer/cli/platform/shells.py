@@ -95,6 +95,7 @@ def _spec(
     """The directory has been sent. Raises `UsageError`."""
     import msgspec
 
+    from fireflyer.base.decoding import convert
     from fireflyer.cli.jobs.run import parse_environment
     from fireflyer.cli.platform.snapshots import sent_snapshot
     from fireflyer.cluster.schema.tasks import Program, TaskSpec
@@ -111,7 +112,7 @@ def _spec(
     }
     wanted = {
         "name": name or f"shell-{secrets.token_hex(3)}",
-        "program": msgspec.convert(program, Program),
+        "program": convert(program, Program),
         "kind": "interactive",
         "least_nodes": nodes.most,
         "most_nodes": nodes.most,
@@ -123,7 +124,7 @@ def _spec(
         "max_requeues": 0,
     }
     try:
-        return msgspec.convert(wanted, TaskSpec, from_attributes=True)
+        return convert(wanted, TaskSpec, from_attributes=True)
     except msgspec.ValidationError as error:
         raise UsageError(f"the task cannot be submitted: {str(error).lower()}") from None
 

@@ -270,6 +270,7 @@ def _spec(
     """Raises `UsageError`."""
     import msgspec
 
+    from fireflyer.base.decoding import convert
     from fireflyer.cluster.schema.tasks import Program, TaskSpec
 
     if module and no_python:
@@ -288,7 +289,7 @@ def _spec(
     }
     wanted = {
         "name": _name_of(script) if name is None else checked_name(name, "--name"),
-        "program": msgspec.convert(program, Program),
+        "program": convert(program, Program),
         "kind": kind,
         "least_nodes": nodes.least or nodes.most,
         "most_nodes": nodes.most,
@@ -307,7 +308,7 @@ def _spec(
         "notify": notify,
     }
     try:
-        return msgspec.convert(wanted, TaskSpec, from_attributes=True)
+        return convert(wanted, TaskSpec, from_attributes=True)
     except msgspec.ValidationError as error:
         raise UsageError(f"the task cannot be submitted: {str(error).lower()}") from None
 

@@ -6,9 +6,7 @@ import os
 import stat
 from typing import Final, TypeVar
 
-import msgspec
-
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 
 __all__ = ["read_account_file"]
 
@@ -29,7 +27,7 @@ def read_account_file(directory: str, name: str, kind: type[_T]) -> _T | None:
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.fstat(parent).st_uid:
                 return None
             data = file.read(_MAX_FILE_BYTES + 1)
-        return msgspec.json.decode(data, type=kind) if len(data) <= _MAX_FILE_BYTES else None
+        return decode_json(data, kind) if len(data) <= _MAX_FILE_BYTES else None
     except (OSError, *DECODE_ERRORS):
         return None
     finally:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.health_event import SEVERITIES, HealthEvent
 from fireflyer.base.units import counted
 from fireflyer.cluster.agent.health_follower import HealthFollower
@@ -127,7 +127,7 @@ def _words_of_validators(printed: Printed) -> str:
     events = []
     for line in printed.lines:
         with contextlib.suppress(*DECODE_ERRORS):
-            events.append(msgspec.json.decode(line, type=HealthEvent))
+            events.append(decode_json(line, HealthEvent))
     if not events:
         return _last_words(printed)
     worst = max(events, key=lambda event: SEVERITIES.index(event.severity))

@@ -24,9 +24,7 @@ import tempfile
 import time
 from typing import Final
 
-import msgspec
-
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import FireflyerError, TransientError, UsageError
 from fireflyer.cluster.agent.accounts import Accounts
 from fireflyer.cluster.agent.join import join
@@ -62,7 +60,7 @@ def _read_orders() -> JobOrders:
     """Raises `UsageError`."""
     data = sys.stdin.buffer.read(_MAX_ORDERS_BYTES + 1)
     try:
-        return msgspec.json.decode(data[:_MAX_ORDERS_BYTES], type=JobOrders)
+        return decode_json(data[:_MAX_ORDERS_BYTES], JobOrders)
     except DECODE_ERRORS as error:
         raise UsageError(f"the orders of the job are not understood: {error}") from None
 

@@ -29,7 +29,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, NotFound
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.cluster.core.agent import End, Found, Order
@@ -333,7 +333,7 @@ def _lock(path: str) -> int | None:
 
 def _read(path: str, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(read_private_file(path, _MAX_BYTES), type=kind)
+        return decode_json(read_private_file(path, _MAX_BYTES), kind)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"{path} is damaged: {error}") from None
 

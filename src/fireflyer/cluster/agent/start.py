@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Unreachable, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     """Does not return in the guard."""
     try:
         (record,) = arguments
-        starting = msgspec.json.decode(read_orders(0), type=Starting)
+        starting = decode_json(read_orders(0), Starting)
         payload = _read_payload()
         if os.fork():
             return 0
@@ -90,7 +90,7 @@ def _program(starting: Starting, payload: bytes) -> tuple[tuple[str, ...], dict[
     """The guard, with its environment."""
     account = starting.account
     if starting.program == "node":
-        orders = msgspec.json.decode(payload, type=NodeOrders)
+        orders = decode_json(payload, NodeOrders)
         if account is None:
             return guard_program(orders, detached=True, until=starting.until)
         command = [sys.executable, "-P", "-m", "fireflyer.cluster.supervisor.remote", "supervisor"]
@@ -128,7 +128,7 @@ def probe_as(account: Account, question: HostQuestion) -> HostFacts:
     for line in done.stdout[:_MAX_ANSWER_BYTES].decode(errors="replace").splitlines():
         if line.startswith(FACTS_MARK):
             try:
-                return msgspec.json.decode(line[len(FACTS_MARK) :], type=HostFacts)
+                return decode_json(line[len(FACTS_MARK) :], HostFacts)
             except DECODE_ERRORS:
                 break
     last = done.stderr[-_MAX_SHOWN:].decode(errors="replace").strip().splitlines()[-1:]

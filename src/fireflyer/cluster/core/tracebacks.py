@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.cluster.schema.wire import MAX_ERROR_TEXT, RankError
 
 __all__ = ["MAX_ERROR_FILE_BYTES", "MAX_LINES_AFTER", "MAX_TAIL_BYTES", "parse_error_file", "parse_traceback"]
@@ -141,7 +141,7 @@ def parse_error_file(content: bytes, is_library: IsLibrary) -> RankError | None:
     if len(content) > MAX_ERROR_FILE_BYTES:
         return None
     try:
-        told = msgspec.json.decode(content, type=_ErrorFile).message
+        told = decode_json(content, _ErrorFile).message
     except DECODE_ERRORS:
         return None
     if isinstance(told, str):

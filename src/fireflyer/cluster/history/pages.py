@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 from sqlalchemy import Connection, Row, select, tuple_
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.platform.history_pages import NodeEntry, NodePage, RunEntry, RunPage
 from fireflyer.cluster.history.schema import COPIED, NODE_STATES, RUN_PARTS, RUNS, TASKS
@@ -109,7 +108,7 @@ def node_page(connection: Connection, *, current: str, cluster: str, since: int,
 def _fault(text: str | None) -> Finding | None:
     """None also for what a newer release wrote and this one does not read."""
     try:
-        return None if text is None else msgspec.json.decode(text, type=Finding)
+        return None if text is None else decode_json(text, Finding)
     except DECODE_ERRORS:
         return None
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 import fireflyer
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.cluster.core.facts import (
     Answer,
@@ -330,7 +330,7 @@ async def ask_by_ssh(remote: Remote, name: str, question: HostQuestion) -> HostF
     for line in said.decode(errors="replace").splitlines():
         if line.startswith(FACTS_MARK):
             try:
-                return msgspec.json.decode(line[len(FACTS_MARK) :], type=HostFacts)
+                return decode_json(line[len(FACTS_MARK) :], HostFacts)
             except DECODE_ERRORS:
                 return f"runs another release of Fire-Flyer; install {fireflyer.__version__} there"
     return _why(errors, remote.python, process.returncode)

@@ -22,7 +22,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.toml_text import to_toml
@@ -101,7 +101,7 @@ class PlatformLayout:
                 f"{self.directory} holds no platform; make one: ff up --dir {quote(self.directory)}"
             ) from None
         try:
-            found = msgspec.json.decode(data, type=LocalPlatform)
+            found = decode_json(data, LocalPlatform)
         except DECODE_ERRORS as error:
             raise DataCorruption(f"{self._platform_file} is damaged: {error}; restore it from a backup") from None
         if found.version != _VERSION:

@@ -21,6 +21,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from fireflyer.base.decoding import convert
 from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied, TransientError, UsageError
 from fireflyer.cluster.core.slurm.request import node_of, slot_name
 from fireflyer.identity.derived import derive_credential
@@ -197,7 +198,7 @@ class Machines:
         """A join token; others of this machine are not valid any more. `most`: it is for so many nodes of a job.
         Raises `UsageError` over a limit."""
         token = f"{BEARER_MARK}.{secrets.token_hex(8)}.{secrets.token_urlsafe(32)}"
-        row = msgspec.convert(
+        row = convert(
             {
                 "machine": name,
                 "token_id": token_id_of(token),
@@ -249,7 +250,7 @@ class Machines:
                 raise UsageError(f"{MAX_MACHINES} machines have joined, the maximum; revoke some")
             credential = derive_credential(token.key, token_id=admission.token_id, nonce=admission.nonce)
             fields = {"name": machine, "token_id": admission.token_id, "key": token_key(credential)}
-            row = msgspec.convert({**fields, "joined_s": now_s}, MachineRow)
+            row = convert({**fields, "joined_s": now_s}, MachineRow)
             if not node:
                 rows.clear(key)
             rows.set(_MACHINES + machine.encode(), encode_row(row))

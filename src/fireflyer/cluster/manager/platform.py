@@ -19,8 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-import msgspec
-
+from fireflyer.base.decoding import convert
 from fireflyer.base.errors import Busy, InvariantViolation, UsageError, error_from_wire
 from fireflyer.base.histogram import Histogram
 from fireflyer.base.units import SECOND
@@ -440,7 +439,7 @@ class Platform:
                 self._wake(node)
             case messages.Changed(number, what, name, state):
                 change = {"number": number, "what": what, "name": name, "state": state}
-                self._changes.add(msgspec.convert(change, Change))
+                self._changes.add(convert(change, Change))
             case messages.SlurmFollowed(events):
                 for told, followed in self._told_slurm:
                     if not followed.done() and any(event is told for event in events):

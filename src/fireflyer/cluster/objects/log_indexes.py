@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import DataCorruption, FireflyerError, NotFound
 from fireflyer.cluster.core.objects.blobs import BlobHash
 from fireflyer.cluster.core.objects.log_stream import MAX_GAPS
@@ -53,7 +53,7 @@ class Index(msgspec.Struct, frozen=True, tag="fireflyer-log"):
         return max([0, *(one.end for one in self.segments[-1:]), *(end for _, end in self.gaps[-1:])])
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(Index)
+_DECODER: Final = msgpack_decoder(Index)
 
 
 def decode_index(data: bytes, where: str) -> Index:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.cluster.core.objects.blobs import BlobHash, hash_of
@@ -45,7 +45,7 @@ class _CacheFile(msgspec.Struct, frozen=True, tag="fireflyer-stat-cache"):
     files: dict[str, _Known]
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(_CacheFile)
+_DECODER: Final = msgpack_decoder(_CacheFile)
 VERSION: Final = 1
 
 

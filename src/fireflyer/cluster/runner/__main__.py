@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from fireflyer.base.decoding import decode_msgpack
 from fireflyer.base.errors import FireflyerError, NotFound, UsageError
 from fireflyer.base.events import AttemptStarted, CheckpointReport, Logged, ResumeReport, StepReport, decode_log
 from fireflyer.base.os_errors import translate_os_error
@@ -167,7 +168,7 @@ def _run_there(orders: RunnerOrders) -> EndedRun:
 def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with open(int(arguments[0]), "rb") as file:
-        orders = msgspec.msgpack.decode(file.read(_MAX_ORDERS_BYTES), type=RunnerOrders)
+        orders = decode_msgpack(file.read(_MAX_ORDERS_BYTES), RunnerOrders)
     try:
         ended = _run_there(orders)
     except (FireflyerError, OSError) as error:

@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
+from fireflyer.base.decoding import msgpack_decoder
 from fireflyer.base.errors import UsageError
 from fireflyer.cluster.schema.tasks import TaskId
 from fireflyer.runtime.rpc import Method
@@ -179,7 +180,7 @@ class Closed(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 Frame: TypeAlias = Data | Eof | Grant | Resize | Signal | Started | Exited | Closed
-_decoder = msgspec.msgpack.Decoder(Frame)
+_decoder = msgpack_decoder(Frame)
 encode_frame = msgspec.msgpack.Encoder().encode
 
 

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from fireflyer.base.decoding import convert
 from fireflyer.base.errors import UsageError
 from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import MS, SECOND
@@ -64,7 +65,7 @@ def parse_fault(text: str) -> Fault:
             "kill-rank=3@20s (20 seconds after the start)"
         )
     when, kind = int(match[3]), {"kind": match[1], "target": int(match[2])}
-    return msgspec.convert({**kind, "step": None, "after_s": when} if match[4] else {**kind, "step": when}, Fault)
+    return convert({**kind, "step": None, "after_s": when} if match[4] else {**kind, "step": when}, Fault)
 
 
 def node_range(nodes: int, min_nodes: int) -> str:

@@ -23,7 +23,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, convert, msgpack_decoder
 from fireflyer.base.errors import DataCorruption, PermissionDenied, UsageError
 from fireflyer.cluster.schema.job import MAX_NODES
 from fireflyer.cluster.schema.sync import LaunchOrder
@@ -64,13 +64,13 @@ class OpenedLaunch(NamedTuple):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Claims)
+_decoder = msgpack_decoder(Claims)
 
 
 def _identity(claims: Claims) -> str:
     """Raises `UsageError` where the claims are too long."""
     try:
-        packed = _encoder.encode(msgspec.convert(msgspec.to_builtins(claims), Claims))
+        packed = _encoder.encode(convert(msgspec.to_builtins(claims), Claims))
     except DECODE_ERRORS as error:
         raise UsageError(f"these claims cannot be in a ticket: {error}") from None
     identity = _PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")

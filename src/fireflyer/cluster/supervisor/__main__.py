@@ -3,9 +3,9 @@
 import logging
 import sys
 
-import msgspec
 import uvloop
 
+from fireflyer.base.decoding import decode_json
 from fireflyer.base.errors import FireflyerError
 from fireflyer.cluster.schema.wire import SupervisorConfig
 from fireflyer.cluster.supervisor.supervisor import run_supervisor
@@ -14,7 +14,7 @@ from fireflyer.cluster.supervisor.supervisor import run_supervisor
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        return uvloop.run(run_supervisor(msgspec.json.decode(sys.argv[1], type=SupervisorConfig)))
+        return uvloop.run(run_supervisor(decode_json(sys.argv[1], SupervisorConfig)))
     except FireflyerError as error:
         logging.getLogger("supervisor").error("supervisor ends on an error reason=%s", error)
         return 1

@@ -22,7 +22,7 @@ from itertools import starmap
 import msgspec
 
 import fireflyer
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
@@ -55,15 +55,15 @@ _HERE = "127.0.0.1"
 def main(arguments: list[str]) -> int:
     try:
         if arguments[:1] == ["supervisor"]:
-            config, environment = _prepare(msgspec.json.decode(read_orders(int(arguments[1])), type=NodeOrders))
+            config, environment = _prepare(decode_json(read_orders(int(arguments[1])), NodeOrders))
             command = supervisor_command(config)
             os.execve(command[0], command, environment)  # noqa: S606
         line = read_orders(0)
         if arguments == ["probe"]:
-            facts = probe(msgspec.json.decode(line, type=HostQuestion))
+            facts = probe(decode_json(line, HostQuestion))
             print(FACTS_MARK + msgspec.json.encode(facts).decode(), flush=True)
         else:
-            argv, environment = guard_program(msgspec.json.decode(line, type=NodeOrders))
+            argv, environment = guard_program(decode_json(line, NodeOrders))
             os.execve(argv[0], argv, environment)  # noqa: S606
     except (FireflyerError, *DECODE_ERRORS) as error:
         print(f"error: {error}", file=sys.stderr)

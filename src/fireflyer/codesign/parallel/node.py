@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from fireflyer.base.decoding import decode_toml
 from fireflyer.base.errors import UsageError
 from fireflyer.base.shipped import ShippedFiles
 
@@ -159,4 +160,4 @@ def node_names() -> tuple[str, ...]:
 
 def load_node(name: str) -> NodeModel:
     """Node of that name, as `pcie-a100`. Raises `UsageError` with the names that there are."""
-    return msgspec.toml.decode(_SHIPPED.read(name), type=NodeModel)
+    return decode_toml(_SHIPPED.read(name), NodeModel)

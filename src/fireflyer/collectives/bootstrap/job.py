@@ -22,7 +22,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from fireflyer.base.decoding import DECODE_ERRORS, decode_published
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json, decode_published
 from fireflyer.base.errors import DataCorruption, FireflyerError, PeerFailed, UsageError
 from fireflyer.base.launch import PLANS_NAME, TOPOLOGY_NAME, RankEnvironment
 from fireflyer.base.os_errors import translate_os_error
@@ -199,7 +199,7 @@ def _read(path: str) -> bytes | None:
 
 def _decoded(data: bytes, kind: type[_T], path: str) -> _T:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decode_json(data, kind)
     except (*DECODE_ERRORS, UsageError) as error:
         raise DataCorruption(f"{path} is damaged: {error}; remove it, and a new one is made") from error
 

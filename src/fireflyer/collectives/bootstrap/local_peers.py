@@ -17,7 +17,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import Unreachable
 from fireflyer.collectives.bootstrap.cpu_binding import MAX_MASK_TEXT
 from fireflyer.native import can_access, memory_probe
@@ -165,6 +165,6 @@ def _receive(sock: socket.socket, max_fds: int, peer: str, stack: ExitStack) -> 
         (length,) = _LENGTH.unpack(head)
         if length > MAX_MESSAGE_BYTES:
             raise Unreachable(f"{peer} sent {length} bytes about its memory; do all ranks run the same version?")
-        return msgspec.json.decode(receive_exactly(sock, length), type=list[MemoryProbe]), fds
+        return decode_json(receive_exactly(sock, length), list[MemoryProbe]), fds
     except (*DECODE_ERRORS, OSError, EOFError, struct.error) as error:
         raise Unreachable(f"{peer} sent no valid description of its memory ({error}); see its log") from error

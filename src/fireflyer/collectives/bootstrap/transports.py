@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.launch import TRANSPORTS
 from fireflyer.base.port_range import PortRange
@@ -152,7 +152,7 @@ def exchange_worker_addresses(fabric: Fabric, neighbours: Mapping[int, tuple[str
             (length,) = _LENGTH.unpack(receive_exactly(sock, _LENGTH.size))
             if length > MAX_MESSAGE_BYTES:
                 raise ValueError(f"{length} bytes are more than {MAX_MESSAGE_BYTES}")
-            theirs = msgspec.json.decode(receive_exactly(sock, length), type=_WorkerAddress)
+            theirs = decode_json(receive_exactly(sock, length), _WorkerAddress)
             where, outgoing = base64.b64decode(theirs.address, validate=True), bytes.fromhex(theirs.key)
             problem = fabric.meet(node, where, outgoing, keys[node])
         except (*DECODE_ERRORS, OSError, EOFError, ValueError) as error:

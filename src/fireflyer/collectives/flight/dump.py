@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, convert, decode_json
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.native import FAILURE_KINDS
 
@@ -238,14 +238,9 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         return monotonic_ns - self.snapshot.monotonic_ns + self.snapshot.realtime_ns
 
 
-_DUMPS: Final = msgspec.json.Decoder(Dump)
-"""Made at the import: msgspec 0.22 ends the process where two threads use a struct for the first time at once, and the
-operations of several groups fail at once."""
-
-
 def snapshot_from_native(native: Mapping[str, Any]) -> Snapshot:
     """Make a snapshot from what `native.Recorder.snapshot()` returns."""
-    return msgspec.convert(native, Snapshot)
+    return convert(native, Snapshot)
 
 
 def plan_digest(plan: msgspec.Struct) -> str:
@@ -276,9 +271,9 @@ def decode_dump(data: bytes, *, name: str) -> Dump:
     if len(data) > MAX_DUMP_BYTES:
         raise DataCorruption(f"{name} is longer than any dump ({MAX_DUMP_BYTES >> 20} MiB)")
     try:
-        found = msgspec.json.decode(data, type=_Head).format
+        found = decode_json(data, _Head).format
         if found == FORMAT:
-            return _DUMPS.decode(data)
+            return decode_json(data, Dump)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"{name} is not a flight recorder dump, or is damaged: {error}") from None
     raise UsageError(f"{name} is of format {found}; this version reads format {FORMAT}")

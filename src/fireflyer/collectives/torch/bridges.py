@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.devices.bridges import Decision, Report, decide, links_of
@@ -80,6 +80,6 @@ def _told_to_all(comm: Communicator, own: Report) -> list[Report]:
 
 def _decoded(text: bytes) -> Report:
     try:
-        return msgspec.json.decode(text, type=Report)
+        return decode_json(text, Report)
     except DECODE_ERRORS as error:
         return Report(problem=f"its report is not readable ({error})")

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, NotFound
 from fireflyer.base.ports import Disk
 from fireflyer.data.files import read_file, replace_file
@@ -54,10 +54,10 @@ def load_state(disk: Disk, path: str, shown: str) -> State | None:
     """None where there is none. Raises `DataCorruption`."""
     advice = "remove it together with the shards beside it, or use --restart"
     try:
-        file = msgspec.json.decode(read_file(path, max_bytes=_MAX_BYTES, disk=disk), type=_File)
+        file = decode_json(read_file(path, max_bytes=_MAX_BYTES, disk=disk), _File)
         if crc32c(bytes(file.body)) != file.crc32c:
             raise DataCorruption(f"{shown}: does not match its CRC32C; {advice}")
-        state = msgspec.json.decode(file.body, type=State)
+        state = decode_json(file.body, State)
     except NotFound:
         return None
     except DECODE_ERRORS as error:

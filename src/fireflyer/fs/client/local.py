@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, NotFound, Timeout, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks, Options, connect
@@ -65,7 +65,7 @@ def access_of(directory: str) -> tuple[tuple[str, ...], Credential]:
     its secret belongs to somebody else."""
     path = os.path.join(directory, "cluster.json")
     try:
-        cluster = msgspec.json.decode(read_private_file(path, _MAX_BYTES), type=_Cluster)
+        cluster = decode_json(read_private_file(path, _MAX_BYTES), _Cluster)
     except NotFound:
         raise NotFound(f"{directory} holds no cluster; make one: ff fs up --dir {shlex.quote(directory)}") from None
     except DECODE_ERRORS as error:

@@ -27,7 +27,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import PermissionDenied, UsageError
 from fireflyer.fs.schema.data import MAX_CAPABILITY_BYTES
 from fireflyer.fs.schema.ids import ClientId
@@ -82,7 +82,7 @@ class Capability(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Capability)
+_decoder = msgpack_decoder(Capability)
 
 
 def derive_key(secret: bytes, key_id: int) -> bytes:

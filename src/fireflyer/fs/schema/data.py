@@ -16,7 +16,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import KIB
 from fireflyer.fs.schema.chunks import PeerMessage, Query, QueryReply, Update, UpdateReply
@@ -90,7 +90,7 @@ def node_identity(node: NodeId) -> str:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder = msgpack_decoder(Message)
 
 
 def encode(message: Message) -> bytes:

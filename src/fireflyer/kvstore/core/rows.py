@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_msgpack
 from fireflyer.base.errors import DataCorruption
 
 __all__ = ["FORMAT", "Kind", "decode_row", "encode_row"]
@@ -53,7 +53,7 @@ def decode_row(key: bytes, value: bytes, row_type: type[R]) -> R:
             "run the version that wrote it, or restore the store"
         )
     try:
-        return msgspec.msgpack.decode(value[1:], type=row_type)
+        return decode_msgpack(value[1:], row_type)
     except DECODE_ERRORS as error:
         raise DataCorruption(
             f"row {key.hex()} of the key-value store is damaged: {error}; restore the store"

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from fireflyer.base.decoding import json_decoder
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.recipes.testbed.facts import FileFact
 
@@ -57,7 +58,7 @@ def encode_note(note: Noted) -> bytes:
 
 
 def decode_notes(lines: Iterable[bytes]) -> list[Noted]:
-    decoder = msgspec.json.Decoder(Noted)
+    decoder = json_decoder(Noted)
     return [decoder.decode(line) for line in lines]
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 import fireflyer
 from fireflyer.analytics.accounting import account
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import FireflyerError, JobFailed
 from fireflyer.base.events import Logged, StepReport, decode_log
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, final_name
@@ -109,7 +109,7 @@ def encode_cached(losses: Mapping[int, float], shards: Mapping[str, str]) -> byt
 def decode_cached(data: bytes, task: TaskPlan) -> Reference | None:
     """None where this is not what `encode_cached` made of an undisturbed run of `task`."""
     try:
-        found = msgspec.json.decode(data, type=_Cached)
+        found = decode_json(data, _Cached)
         losses = {int(step): float.fromhex(value) for step, value in found.body.losses.items()}
     except (*DECODE_ERRORS, ValueError, OverflowError):
         return None

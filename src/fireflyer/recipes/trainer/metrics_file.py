@@ -7,7 +7,7 @@ from typing import Final, Self
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json, json_decoder
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.recipes.trainer.core.figures import MetricsLine, StartLine
@@ -76,7 +76,7 @@ def read_metrics(path: str) -> list[MetricsLine]:
         raise translate_os_error(error, path) from error
     if len(data) > _MAX_FILE_BYTES:
         raise UsageError(f"metrics file {path!r} is larger than {_MAX_FILE_BYTES} bytes")
-    decoder = msgspec.json.Decoder(MetricsLine)
+    decoder = json_decoder(MetricsLine)
     lines: list[MetricsLine] = []
     for number, text in enumerate(data.split(b"\n")[:-1], 1):
         try:
@@ -89,7 +89,7 @@ def read_metrics(path: str) -> list[MetricsLine]:
 def _begins_with_start_of(descriptor: int, identity: str) -> bool:
     first, ended, _ = os.pread(descriptor, _MAX_LINE_BYTES, 0).partition(b"\n")
     try:
-        line: MetricsLine = msgspec.json.decode(first, type=MetricsLine)
+        line: MetricsLine = decode_json(first, MetricsLine)
     except DECODE_ERRORS:
         return False
     return bool(ended) and isinstance(line, StartLine) and line.step == 0 and line.recipe == identity

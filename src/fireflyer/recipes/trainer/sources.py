@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from fireflyer.base.decoding import convert
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.data import (
     Concatenation,
@@ -85,7 +86,7 @@ class TrainingData:
         """Raises `UsageError` where the run was trained on other data. Sources may be added, left out, or get other
         weights."""
         try:
-            saved = msgspec.convert(state, DataState)
+            saved = convert(state, DataState)
         except msgspec.ValidationError as error:
             raise UsageError(f"the checkpoint has no position in the training data: {error}") from error
         for name, digest in self.identities.items():

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import Busy, NotFound, Timeout
 from fireflyer.base.os_errors import translate_os_error
 
@@ -162,7 +162,7 @@ def _holder(path: str) -> tuple[int, int] | None:
 
 def _read(fd: int) -> _Holder | None:
     try:
-        return msgspec.json.decode(os.pread(fd, MAX_BYTES, 0), type=_Holder)
+        return decode_json(os.pread(fd, MAX_BYTES, 0), _Holder)
     except DECODE_ERRORS:
         return None
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
+from fireflyer.base.decoding import msgpack_decoder
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
@@ -81,8 +82,8 @@ FromServer = Reply | Failure
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
-from_client_decoder = msgspec.msgpack.Decoder(FromClient)
-from_server_decoder = msgspec.msgpack.Decoder(FromServer)
+from_client_decoder = msgpack_decoder(FromClient)
+from_server_decoder = msgpack_decoder(FromServer)
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ class Method(Generic[Req, Resp]):
     def __post_init__(self) -> None:
         if not 0 < len(self.name.encode()) <= MAX_METHOD_BYTES:
             raise UsageError(f"method name {self.name[:40]!r} must have 1 to {MAX_METHOD_BYTES} bytes")
-        object.__setattr__(self, "_request_decoder", msgspec.msgpack.Decoder(self.request_type))
-        object.__setattr__(self, "_response_decoder", msgspec.msgpack.Decoder(self.response_type))
+        object.__setattr__(self, "_request_decoder", msgpack_decoder(self.request_type))
+        object.__setattr__(self, "_response_decoder", msgpack_decoder(self.response_type))
 
     def decode_request(self, body: msgspec.Raw) -> Req:
         """Raises `msgspec.DecodeError` (of which `msgspec.ValidationError` is one kind)."""

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.validators.core.checks.evidence import Counters
@@ -96,7 +96,7 @@ def _load(path: str, kind: type[T]) -> tuple[T | None, str]:
     if len(data) > MAX_STATE_BYTES:
         return None, f"{path} is larger than {MAX_STATE_BYTES >> 20} MiB"
     try:
-        return msgspec.json.decode(data, type=kind), ""
+        return decode_json(data, kind), ""
     except DECODE_ERRORS as error:
         return None, f"{path}: {str(error)[:200]}"
 

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
@@ -97,7 +97,7 @@ def _newest_lines(path: str, most_bytes: int) -> tuple[Sequence[bytes], int, str
 
 def _decoded(path: str, line: bytes, number: int, where: str) -> NodeRecord:
     try:
-        return msgspec.json.decode(line, type=NodeRecord)
+        return decode_json(line, NodeRecord)
     except DECODE_ERRORS as error:
         text = f"{path}, line {number}{where}: {error}; `ff validate --record` writes such lines"
         raise UsageError(text) from error
@@ -154,7 +154,7 @@ def _end_last_line(path: str, fd: int) -> None:
     begin = tail.rfind(b"\n") + 1
     line = tail[begin:]
     try:
-        msgspec.json.decode(line, type=NodeRecord)
+        decode_json(line, NodeRecord)
     except DECODE_ERRORS as error:
         if not line.startswith(b"{") or isinstance(error, msgspec.ValidationError):  # JSON of something else
             raise UsageError(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -171,25 +169,3 @@ def test_a_failure_says_how_far_the_operation_came_on_this_rank() -> None:
     assert said(number).startswith(f"allreduce #{number} had completed ")
     assert said(number + 1) == f"allreduce #{number + 1} had not begun on this rank"
     assert not said(number + 2)
-
-
-PREPARED = """
-import typing
-from fireflyer.collectives.flight.dump import Dump, snapshot_from_native
-
-def evaluated(*_, **__):
-    raise AssertionError("the types of a struct are looked at when it is used, and not at the import")
-
-typing.ForwardRef._evaluate = evaluated
-import msgspec
-try:
-    snapshot_from_native({})
-except msgspec.ValidationError as error:
-    print(error)
-"""
-
-
-def test_structs_are_prepared_at_the_import_and_not_by_the_first_threads_that_fail() -> None:
-    """Two threads that use a struct for the first time at once end the process (msgspec 0.22)."""
-    done = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("Object missing required field"), done.stderr

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
 
 __all__ = [
@@ -60,7 +60,7 @@ def findings_of(lines: tuple[bytes, ...], now_ns: int) -> tuple[Finding, ...]:
         try:
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError("too long")
-            found.append(msgspec.json.decode(line, type=Finding))
+            found.append(decode_json(line, Finding))
         except (*DECODE_ERRORS, ValueError):
             strange += 1
     strange += max(0, len(lines) - MAX_LINES)

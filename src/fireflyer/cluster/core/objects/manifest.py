@@ -17,7 +17,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB, MIB, format_bytes
 from fireflyer.cluster.core.objects.blobs import BlobHash
@@ -85,7 +85,7 @@ class ManifestLimits(NamedTuple):
 
 
 MANIFEST_LIMITS: Final = ManifestLimits()
-_DECODER: Final = msgspec.msgpack.Decoder(Manifest)
+_DECODER: Final = msgpack_decoder(Manifest)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_toml
 from fireflyer.base.errors import UsageError
 
 __all__ = ["requirements_of"]
@@ -102,7 +102,7 @@ class _Wanted(NamedTuple):
 def requirements_of(data: bytes) -> bytes:
     """Of a lock file's bytes. Raises `UsageError`."""
     try:
-        lock = msgspec.toml.decode(data, type=_Lock)
+        lock = decode_toml(data, _Lock)
     except DECODE_ERRORS as error:
         raise UsageError(f"the uv.lock cannot be read ({error}); make it again: uv lock") from None
     if lock.version != 1:

@@ -17,7 +17,7 @@ from typing import Annotated, Final, NamedTuple, Self
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_msgpack
 from fireflyer.base.errors import PermissionDenied
 
 __all__ = ["COOKIE", "SESSION_S", "FindUser", "FoundToken", "Principal", "RunName", "Sessions"]
@@ -126,7 +126,7 @@ class Sessions:
         if not hmac.compare_digest(mac, self._mac(data)):
             raise refused
         try:
-            claims = msgspec.msgpack.decode(data, type=_Claims)
+            claims = decode_msgpack(data, _Claims)
         except DECODE_ERRORS:
             raise refused from None
         found = await self._find.still(claims.token_id)

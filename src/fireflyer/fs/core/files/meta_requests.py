@@ -13,13 +13,14 @@ from typing import Final
 
 import msgspec
 
+from fireflyer.base.decoding import msgpack_decoder
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.meta import MAX_NUMBERS, MAX_UNDER_WAY, MAX_VALUE_BYTES, Call, SetXattr
 
 __all__ = ["RequestNumbers", "refusal"]
 
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
-_DECODE: Final = msgspec.msgpack.Decoder(Call).decode
+_DECODE: Final = msgpack_decoder(Call).decode
 
 
 @dataclass(slots=True)

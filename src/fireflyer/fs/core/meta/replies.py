@@ -32,7 +32,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import DataCorruption, PermissionDenied
 from fireflyer.fs.core.meta.context import Page, Rows
 from fireflyer.fs.core.meta.open_rows import CLIENT_ROWS, CLIENTS, ClientRow
@@ -73,7 +73,7 @@ _FORMAT_OF_ANSWERS: Final = b"\x02"
 _NO_DIGEST: Final = bytes(DIGEST_BYTES)
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_decoder: msgspec.msgpack.Decoder[Answer] = msgpack_decoder(Answer)
 
 
 class Looks(Protocol):

@@ -21,7 +21,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.schema.inodes import Inode, InodeId, Kind
 
@@ -87,7 +87,7 @@ class Coder(Generic[R]):
     __slots__ = ("_decode", "_encode", "_what")
 
     def __init__(self, row_type: type[R]) -> None:
-        self._decode = msgspec.msgpack.Decoder(row_type).decode
+        self._decode = msgpack_decoder(row_type).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._what = row_type.__name__
 

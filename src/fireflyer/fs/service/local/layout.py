@@ -23,7 +23,7 @@ from typing import Annotated, Final
 import msgspec
 
 from fireflyer.accounts.importing import IMPORTED_SUFFIX
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.toml_text import to_toml
@@ -166,7 +166,7 @@ class Layout:
                 f"{self.directory} holds no cluster; make one: ff fs up --dir {quote(self.directory)}"
             ) from None
         try:
-            found = msgspec.json.decode(data, type=LocalCluster)
+            found = decode_json(data, LocalCluster)
         except DECODE_ERRORS as error:
             raise DataCorruption(f"{self._cluster_file} is damaged: {error}; restore it from a backup") from None
         if found.version != _VERSION:

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, msgpack_decoder
 from fireflyer.base.errors import DataCorruption, FireflyerError
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore import Engine, Reader, Transaction, prefix_range
@@ -42,7 +42,7 @@ class ServiceRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ServiceRow)
+_decoder = msgpack_decoder(ServiceRow)
 
 
 class Registration:

@@ -26,7 +26,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, json_decoder
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import KIB
@@ -60,9 +60,9 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 _VERSION: Final = 1
-_identity_decoder = msgspec.json.Decoder(_Identity)
-_run_decoder = msgspec.json.Decoder(_Run)
-_note_decoder = msgspec.json.Decoder(ServedNote)
+_identity_decoder = json_decoder(_Identity)
+_run_decoder = json_decoder(_Run)
+_note_decoder = json_decoder(ServedNote)
 
 
 def make_target(directory: str, cluster: str, target: TargetId, *, root_disk: bool = True) -> None:

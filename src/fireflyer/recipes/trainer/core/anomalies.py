@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from fireflyer.base.decoding import convert
 from fireflyer.base.errors import UsageError
 from fireflyer.recipes.trainer.core.recipe import PolicySettings, Reaction
 
@@ -99,7 +100,7 @@ class AnomalyPolicy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises `UsageError` for a state that is none."""
         try:
-            loaded = msgspec.convert(state, AnomalyState)
+            loaded = convert(state, AnomalyState)
         except msgspec.ValidationError as error:
             raise UsageError(f"the checkpoint has no state of the policy for bad steps: {error}") from error
         if len(loaded.losses) > _MAX_WINDOW or min(loaded.skipped, loaded.rewound) < 0:

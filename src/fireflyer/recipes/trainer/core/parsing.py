@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
+from fireflyer.base.decoding import convert
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.schedule import periods_of
 from fireflyer.recipes.trainer.core.recipe import DataSettings, DeepseekTable, Recipe
@@ -46,7 +47,7 @@ def recipe_of(raw: Mapping[str, Any]) -> Recipe:
     if found is not None:
         raise UsageError(str(found))
     try:
-        recipe = msgspec.convert(raw, Recipe)
+        recipe = convert(raw, Recipe)
     except msgspec.ValidationError as error:
         raise UsageError(str(error)) from error
     for reason in _faults(recipe):

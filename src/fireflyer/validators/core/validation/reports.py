@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.validators.core.validation.records import NodeRecord, as_written
 
@@ -46,14 +46,14 @@ def parse_node_report(log: str) -> NodeReport | None:
     """The last report in the log of a task, which may have been begun more than once. None: there is none that can be
     read."""
     with contextlib.suppress(*DECODE_ERRORS):
-        return msgspec.json.decode(_last_report(log), type=NodeReport)
+        return decode_json(_last_report(log), NodeReport)
     return None
 
 
 def parse_link_report(log: str) -> LinkReport | None:
     """As `parse_node_report`."""
     with contextlib.suppress(*DECODE_ERRORS):
-        return msgspec.json.decode(_last_report(log), type=LinkReport)
+        return decode_json(_last_report(log), LinkReport)
     return None
 
 
