@@ -63,7 +63,7 @@ def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
         ({"expert": 2}, "expert = 2, but the model has no experts"),
         (
             {"pipeline": 2, "shard": 2, "zero": 2},
-            "pipeline = 2 with zero = 2: the trainer has either; use replicate, and zero = 0",
+            "pipeline = 2 with zero = 2: the trainer has pipelines with zero = 1; use that",
         ),
         (
             {"pipeline": 2, "shard": 2, "zero": 1, "precision": {"parameters": "bf16"}},
@@ -92,6 +92,12 @@ def test_what_is_not_executed_is_refused_with_the_reason(plan: dict[str, Any], r
     assert any(one.startswith(reason) or reason in one for one in found), found
     with pytest.raises(UsageError, match="this recipe cannot be run"):
         check_recipe(planned(**plan), SHAPE)
+
+
+def test_no_two_reasons_for_a_plan_want_different_degrees() -> None:
+    found = reasons(planned(pipeline=2, shard=2, zero=3), SHAPE)
+    assert len(found) == 2
+    assert all("zero = 1" in one for one in found)
 
 
 def test_limits_of_the_model_are_seen_before_any_rank_starts() -> None:

@@ -87,10 +87,16 @@ def _kinds(recipe: Recipe) -> Iterator[str]:
 
 def _degrees(plan: ParallelPlan) -> Iterator[str]:
     others = {name: getattr(plan, name) for name in ("tensor", "zero") if getattr(plan, name) > (name == "tensor")}
-    stages_alone = plan.zero == 1 and plan.expert == plan.tensor == 1
+    of_stages = plan.expert == plan.tensor == 1
     for name in ("pipeline", "expert"):
         value = getattr(plan, name)
-        for other, degree in others.items() if value > 1 and not (name == "pipeline" and stages_alone) else ():
+        if value == 1:
+            continue
+        for other, degree in others.items():
+            if name == "pipeline" and other == "zero" and of_stages:
+                if degree > 1:
+                    yield f"pipeline = {value} with zero = {degree}: the trainer has pipelines with zero = 1; use that"
+                continue
             yield f"{name} = {value} with {other} = {degree}: the trainer has either; use replicate, and {_OFF[other]}"
     again = plan.recompute if isinstance(plan.recompute, str) else ", ".join(sorted({*plan.recompute} - {"none"}))
     if again not in ("none", "") and plan.pipeline > 1 and plan.schedule in _SPLIT:
