@@ -6,8 +6,9 @@ import errno
 import json
 import os
 import re
+import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from fireflyer.base.errors import NoSpace, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.checkpoint import capture, load_into
+from fireflyer.checkpoint import capture, exporting, importing, load_into
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.exporting import plan_export
 from fireflyer.checkpoint.core.retention import to_remove
@@ -272,6 +273,36 @@ def test_an_export_of_damage_leaves_nothing(tmp_path: Path, capsys: Capture) -> 
     code, _, err = ff(capsys, "export", tmp_path / "c", tmp_path / "out")
     assert (code, "'model/1.bias'" in err) == (1, True)
     assert os.listdir(tmp_path) == ["c"], "not under a temporary name either, which takes space of a full disk"
+
+
+def not_heard(*_: object) -> NoReturn:
+    raise AssertionError("the command does not listen")
+
+
+@pytest.fixture
+def without_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, not_heard)
+    yield
+    assert signal.signal(signal.SIGTERM, before) is not_heard, "a command puts back what it found"
+
+
+@pytest.mark.usefixtures("without_handler")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_export_or_import_that_a_signal_ends_leaves_nothing(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    save_model(tmp_path / "c")
+    save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    for module, last in ((exporting, "commit"), (importing, "commit_manifest")):
+        monkeypatch.setattr(module, last, lambda *_: signal.raise_signal(number))  # all files are written
+    for line in (
+        ("export", tmp_path / "c", tmp_path / "out"),
+        ("import", tmp_path / "a.safetensors", tmp_path / "d", "--step", "1"),
+    ):
+        code, _, err = ff(capsys, *line)
+        assert (code, err) == (130, "\nerror: interrupted\n")
+    assert sorted(os.listdir(tmp_path)) == ["a.safetensors", "c", "d"]
+    assert os.listdir(tmp_path / "d") == []
 
 
 def test_a_damaged_newest_checkpoint_is_named_with_the_one_that_is_used_instead(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator
+
 import click
 
 from fireflyer.base.units import counted, format_bytes
@@ -10,6 +14,16 @@ from fireflyer.cli.fs.files.common import clean
 from fireflyer.cli.numbers import ByteSize, WholeNumber
 
 __all__ = ["export_command", "import_command"]
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what is done here as Ctrl-C does, which removes what is not complete."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.command("export", short_help="Write whole tensors as safetensors files.", epilog="""\b
@@ -28,7 +42,8 @@ def export_command(*, path: str, target: str, prefix: str | None, max_file_bytes
     them. Everything is verified on the way; memory does not grow with the model."""
     from fireflyer.checkpoint.exporting import export
 
-    done = export(path, target, prefix=prefix, max_file_bytes=max_file_bytes)
+    with _ended_by_sigterm():
+        done = export(path, target, prefix=prefix, max_file_bytes=max_file_bytes)
     say_passed_over(done.passed_over, done.checkpoint)
     what = f"{counted(done.tensors, 'tensor')}, {format_bytes(done.size_bytes)}"
     click.echo(f"{clean(target)}: {what} in {counted(len(done.files), 'file')}")
@@ -54,7 +69,8 @@ def import_command(
     the old; TrainingLoop looks for the model's tensors below model/."""
     from fireflyer.checkpoint.importing import import_checkpoint
 
-    done = import_checkpoint(source, directory, step=step, model=model, prefix=prefix, trust_pickles=trust_pickles)
+    with _ended_by_sigterm():
+        done = import_checkpoint(source, directory, step=step, model=model, prefix=prefix, trust_pickles=trust_pickles)
     place = f"{directory.rstrip('/')}/{done.name}"
     click.echo(f"{clean(place)}: {counted(done.tensors, 'tensor')}, {format_bytes(done.size_bytes)}")
     return 0
