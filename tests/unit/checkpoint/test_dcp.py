@@ -405,3 +405,15 @@ def test_the_newest_of_a_directory_is_loaded_and_models_come_back(tmp_path: Path
     assert equal(dict(other.state_dict()), dict(model.state_dict()))
     load({"model": other}, tmp_path / "step-00000010")
     assert torch.equal(other.state_dict()["0.weight"], first)
+
+
+def test_a_newest_checkpoint_that_is_damaged_is_named_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (10, 20):
+        save({"a": torch.tensor([float(step)])}, tmp_path, step=step)
+    flip(tmp_path / "step-00000020" / "manifest.json", 40)
+    loaded = {"a": torch.zeros(1)}
+    load(loaded, tmp_path)
+    assert loaded["a"].item() == 10
+    assert "checkpoint skipped name=step-00000020 reason=" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -32,6 +33,8 @@ from fireflyer.checkpoint.storage import open_storage
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of, can_be_filled
 
 __all__ = ["FireFlyerReader"]
+
+_log = logging.getLogger(__name__)
 
 STAGED_BYTES: Final = 256 * MIB
 """What a load holds beside the state at a time, for tensors that cannot be filled where they are; or one of them."""
@@ -98,6 +101,8 @@ class FireFlyerReader(StorageReader):
             self._foreign = DcpFiles(storage, trust_pickles=self._trusts)
             return self._foreign.read_metadata()
         opened = open_checkpoint(self._given, self._disk)
+        for skipped in opened.passed_over:
+            _log.warning("checkpoint skipped name=%s reason=%s", skipped.name, skipped.reason)
         reader = self._tensors = TensorReader(opened.disk, opened.root, opened.name, opened.manifest)
         of_dcp = opened.manifest.values.get(VALUES_KEY)
         of_dcp = of_dcp if isinstance(of_dcp, dict) else {}
