@@ -17,6 +17,7 @@ from fireflyer.cli.collectives.command import command as collectives_command
 from fireflyer.cli.completion import COMPLETE_VARIABLE, SHELLS
 from fireflyer.cli.completion import command as completion_command
 from fireflyer.cli.data.command import command as data_command
+from fireflyer.cli.help_sections import SectionedCommand
 from fireflyer.cli.hosts.command import command as host_command
 from fireflyer.cli.jobs.agent import command as agent_command
 from fireflyer.cli.jobs.demo import command as demo_command
@@ -208,3 +209,18 @@ def test_bad_numbers_and_files_are_one_line(tmp_path: Path, capsys: Capture) -> 
         assert shown.err.startswith("error: "), argv
         assert shown.err.count("\n") == 1, argv
         assert "internal error" not in shown.err, argv
+
+
+def test_the_many_options_of_run_are_under_headings_each_once(capsys: Capture) -> None:
+    assert isinstance(run_command, SectionedCommand)
+    options = {one.name: one for one in run_command.params if isinstance(one, click.Option) and not one.hidden}
+    named = [name for names in run_command.sections.values() for name in names]
+    assert len(named) == len(set(named))
+    assert set(named) <= set(options)
+    assert set(options) - set(named) == {"role"}, "of torchrun, and of no use here"
+    assert main(["run", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)]
+    assert headings == ["What runs:", "Machines:", "Failures:", "Network:", "Output:", "Other options:"]
+    shown = [line.split()[0].rstrip(",") for line in lines if re.match(r" {2}-", line)]
+    assert sorted(shown) == sorted([*(min(one.opts, key=len) for one in options.values()), "-h"])

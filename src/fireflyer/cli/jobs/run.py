@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from shlex import quote, split
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -19,6 +19,7 @@ from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.launch import DUMPS_NAME, TRANSPORTS, misspelt_settings
 from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
+from fireflyer.cli.help_sections import SectionedCommand
 from fireflyer.cli.jobs.network import network_options, read_addresses, read_ports, refuse_link_local
 from fireflyer.cli.jobs.torchrun import (
     ONE_NODE,
@@ -92,8 +93,23 @@ def _default_run_dir(name: str) -> str:
     return path if number == 1 else f"{path}-{number}"
 
 
+_SECTIONS: Final = {
+    "What runs": ("nodes", "ranks_per_node", "module", "no_python", "environment", "wrap", "devices", "name",
+                  "run_dir"),
+    "Machines": ("hosts", "via", "spares", "last_call", "ssh", "remote_python", "workdir", "standalone",
+                 "rdzv_endpoint", "node_rank", "secret_file"),
+    "Failures": ("max_restarts", "on_failure", "on_failure_timeout", "watchdog", "lease_s", "inject", "suspend_grace",
+                 "suspend_after", "shutdown_timeout"),
+    "Network": ("interface", "subnet", "port_range", "control_port", "control_address", "master_port", "transport",
+                "topology", "tune"),
+    "Output": ("log_dir", "redirects", "tee", "local_ranks_filter", "quiet"),
+}  # fmt: skip
+
+
 @click.command(
     "run",
+    cls=SectionedCommand,
+    sections=_SECTIONS,
     short_help="Run a training script on several ranks; restart it when a rank or node dies.",
     epilog="""\b
 Examples:
