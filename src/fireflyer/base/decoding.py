@@ -32,6 +32,7 @@ __all__ = [
     "decode_toml",
     "json_decoder",
     "msgpack_decoder",
+    "prepare",
 ]
 
 _T = TypeVar("_T")
@@ -82,7 +83,7 @@ def decode_toml(data: _Bytes | str, kind: type[_T]) -> _T: ...
 def decode_toml(data: _Bytes | str, kind: Any) -> Any: ...
 def decode_toml(data: _Bytes | str, kind: Any) -> Any:
     """Raises one of `DECODE_ERRORS`."""
-    _prepare(kind)
+    prepare(kind)
     return msgspec.toml.decode(data, type=kind)
 
 
@@ -93,8 +94,10 @@ def convert(value: Any, kind: Any, *, from_attributes: bool = False) -> Any: ...
 def convert(value: Any, kind: Any, *, from_attributes: bool = False) -> Any:
     """What other code has decoded, as a `kind`. `from_attributes`: objects are taken apart too. Raises one of
     `DECODE_ERRORS`."""
-    _prepare(kind)
-    return msgspec.convert(value, kind, from_attributes=from_attributes)
+    prepare(kind)
+    if from_attributes:
+        return msgspec.convert(value, kind, from_attributes=True)
+    return msgspec.convert(value, kind)  # the other argument takes longer than most conversions
 
 
 @overload
@@ -128,8 +131,8 @@ def decode_published(data: bytes, kind: type[_T], publisher: str) -> _T:
         ) from None
 
 
-def _prepare(kind: Any) -> None:
-    """Of `convert`, which looks at the same structs as a decoder of MessagePack, which allows more types than JSON."""
+def prepare(kind: Any) -> None:
+    """Before a library decodes into `kind`; the functions here do it themselves."""
     try:
         if kind in _msgpack:
             return
