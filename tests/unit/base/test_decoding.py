@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import msgspec
 import pytest
@@ -66,6 +66,67 @@ def test_an_error_of_msgspec_that_is_caught_by_itself_is_found(clause: str) -> N
 
 
 # --- structs that threads use first ---
+
+_CODECS = ("json", "msgpack", "toml", "yaml")
+
+
+def decoded_elsewhere(source: str) -> list[int]:
+    """The lines that name what decodes in msgspec, or give functions of `base.decoding` other names: calls of these are
+    not found by the test that all decoded types are recorded."""
+    if "msgspec" not in source and "base.decoding" not in source:
+        return []
+    tree = ast.parse(source)
+    types = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}
+    return [node.lineno for node in ast.walk(tree) if _decodes(node) and id(node) not in types]
+
+
+def _decodes(node: ast.AST) -> TypeGuard[ast.expr | ast.stmt]:
+    if isinstance(node, ast.ImportFrom):
+        names = [one.name for one in node.names]
+        codecs = [f"msgspec.{codec}" for codec in _CODECS]
+        renamed = any(one.asname for one in node.names) or "*" in names
+        return (
+            (node.module == "msgspec" and bool({*names} & {*_CODECS, "convert", "*"}))
+            or node.module in codecs
+            or (node.module == "fireflyer.base.decoding" and renamed)
+        )
+    if isinstance(node, ast.Import):
+        return any(one.name.startswith("msgspec") and (one.asname or one.name != "msgspec") for one in node.names)
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in (
+        "msgspec.convert",
+        *(f"msgspec.{codec}.{name}" for codec in _CODECS for name in ("decode", "Decoder")),
+    )
+
+
+def test_one_module_decodes() -> None:
+    command = ["git", "-C", str(ROOT), "ls-files", "src/*.py"]
+    paths = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    found = [
+        f"{path}:{line}" for path in paths if path != OWNER for line in decoded_elsewhere((ROOT / path).read_text())
+    ]
+    assert not found, f"use functions of {OWNER}, by their names: {found}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "msgspec.json.decode(data, type=int)",
+        "read = msgspec.json.decode",
+        "read = functools.partial(msgspec.convert, type=int)",
+        "from msgspec.json import decode as read",
+        "from msgspec import json",
+        "import msgspec.json as codec",
+        "import msgspec as other",
+        "from fireflyer.base.decoding import decode_json as read",
+    ],
+)
+def test_other_ways_to_decode_are_found(line: str) -> None:
+    assert decoded_elsewhere(f"import msgspec\n\n{line}\n") == [3]
+
+
+def test_types_and_other_uses_of_msgspec_are_not_decoding() -> None:
+    assert decoded_elsewhere("import msgspec\nx: msgspec.json.Decoder[int]\nmsgspec.json.encode(data.decode())\n") == []
+
 
 THREADS = """
 import sys, threading, time
