@@ -14,6 +14,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.static_files import create_static_files_router
 from litestar.types import Message, Scope
 
+from fireflyer.base.decoding import prepare
 from fireflyer.cluster.history.audit import AuditLog
 from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.changes import Changes
@@ -91,7 +92,7 @@ def make_app(
         users=Rates(limits.of_user_per_s, AT_ONCE * limits.of_user_per_s),
         strangers=Rates(limits.failed_per_minute / 60, limits.failed_per_minute),
     )
-    return Litestar(
+    app = Litestar(
         [
             Router(
                 API,
@@ -139,6 +140,13 @@ def make_app(
         debug=False,
         pdb_on_exception=False,
     )
+    for route in app.routes:
+        for handler in getattr(route, "route_handlers", ()):
+            if (
+                handler.parsed_data_field is not None
+            ):  # the library decodes bodies; other threads decode these types too
+                prepare(handler.parsed_data_field.annotation)
+    return app
 
 
 async def _add_headers(message: Message, _scope: Scope) -> None:
