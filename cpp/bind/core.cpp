@@ -10,6 +10,7 @@ void bind_executor(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_exchange(nb::module_& m);
 void bind_ranges(nb::module_& m);
+void bind_tensors(nb::module_& m);
 void bind_placement(nb::module_& m);
 void bind_netsim(nb::module_& m);
 void bind_storage_node(nb::module_& m);
@@ -27,6 +28,7 @@ NB_MODULE(_core, m) {
   bind_recorder(m);
   bind_exchange(m);
   bind_ranges(m);
+  bind_tensors(m);
   bind_placement(m);
   bind_netsim(m);
   bind_storage_node(m);

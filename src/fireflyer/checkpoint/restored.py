@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -99,17 +99,10 @@ class Collector:
 
     def sink(self, shard: ShardRecord) -> Places:
         """Most tensors of nearly all checkpoints are filled at once: these are found together."""
-        given = {
-            at: tensor
-            for at, record in enumerate(shard.tensors)
-            if (tensor := self._into.get(record.name)) is not None
-            and record.slice is None
-            and not record.name.startswith(OWN_PREFIX)
-            and (self._wanted is None or self._wanted(record.name))
-        }
+        given = self._given(shard)
         found = self._at_once(list(given.values()), [shard.tensors[at] for at in given])
         if len(given) == len(shard.tensors) and found.fits.all():
-            self._filled.update((shard.tensors[at].name, tensor) for at, tensor in given.items())
+            self._filled.update(zip([record.name for record in shard.tensors], given.values(), strict=True))
             return Places(found.addresses, {})
         addresses = zip(given, found.fits.tolist(), found.addresses.tolist(), strict=True)
         fitting = {at: address for at, fits, address in addresses if fits}
@@ -122,7 +115,19 @@ class Collector:
                 places.append(self._place_of(record))
         return places_of(places)
 
-    def _at_once(self, given: Sequence[torch.Tensor], records: Sequence[TensorRecord]) -> HostTensors:
+    def _given(self, shard: ShardRecord) -> dict[int, torch.Tensor]:
+        """By the number of a tensor in the shard, what is to be filled with all of it."""
+        into, wanted = self._into, self._wanted
+        return {
+            at: into[name]
+            for at, record in enumerate(shard.tensors)
+            if (name := record.name) in into
+            and record.slice is None
+            and not name.startswith(OWN_PREFIX)
+            and (wanted is None or wanted(name))
+        }
+
+    def _at_once(self, given: list[torch.Tensor], records: list[TensorRecord]) -> HostTensors:
         if self._devices.any_of(given) is not None:
             nothing = np.zeros(len(given), np.bool_)
             return HostTensors(nothing, nothing.astype(np.uint64))

@@ -22,7 +22,7 @@ from fireflyer.checkpoint.core.stages import StageList, StageShare, share_of_sta
 from fireflyer.checkpoint.engine.image import Share, header_with
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.checkpoint.sharding import describe, local_part
-from fireflyer.checkpoint.tensors import DTYPES, bytes_of, is_plain, spec_of
+from fireflyer.checkpoint.tensors import DTYPES, bytes_of, host_tensors, laid_out_tensors, spec_of
 from fireflyer.collectives.devices.copies import HostMemory
 from fireflyer.native import copy_ranges
 
@@ -118,17 +118,20 @@ def describe_state(
 
 def _is_of(specs: Sequence[TensorSpec], tensors: Mapping[str, torch.Tensor]) -> bool:
     """Whether these are the specs of such tensors, as far as that is seen without describing each: none is sharded."""
-    if len(specs) != len(tensors):
+    if list(tensors) != [spec.name for spec in specs] or any(spec.slice is not None for spec in specs):
         return False
-    return all(
-        spec.name == name
-        and tensor.dtype is DTYPES[spec.dtype]
+    given = list(tensors.values())
+    fits = laid_out_tensors(given, [spec.dtype for spec in specs], [spec.shape for spec in specs]).fits
+    return all(_has(specs[at], given[at]) for at in np.flatnonzero(~fits).tolist())
+
+
+def _has(spec: TensorSpec, tensor: torch.Tensor) -> bool:
+    return (
+        tensor.dtype is DTYPES[spec.dtype]
         and tensor.shape == spec.shape
-        and spec.slice is None
         and tensor.layout is torch.strided
         and not tensor.is_meta
         and not isinstance(tensor, DTensor)
-        for spec, (name, tensor) in zip(specs, tensors.items(), strict=True)
     )
 
 
@@ -278,13 +281,14 @@ class SnapshotBuffer:
             self._views = [self._view(item, header_bytes) for item in layout.placed]
         return self._views
 
-    def _copy(self, sources: Sequence[torch.Tensor], places: _Places) -> None:
+    def _copy(self, sources: list[torch.Tensor], places: _Places) -> None:
         """From host memory. Tensors whose elements lie in their memory as in the file are copied in one call."""
-        if all(source.is_cpu and is_plain(source) for source in sources):
-            addresses = np.array([source.data_ptr() for source in sources], np.uint64)
-            copy_ranges(places.addresses, addresses, places.sizes, torch.get_num_threads())
+        specs = [item.spec for item in places.layout.placed]
+        found = host_tensors(sources, [spec.dtype for spec in specs], [spec.shape for spec in specs])
+        if found.fits.all():
+            copy_ranges(places.addresses, found.addresses, places.sizes, torch.get_num_threads())
         else:
-            torch._foreach_copy_(self._views_for(places.layout, places.header_bytes), list(sources))
+            torch._foreach_copy_(self._views_for(places.layout, places.header_bytes), sources)
 
     def _view(self, item: PlacedTensor, header_bytes: int) -> torch.Tensor:
         begin = header_bytes + item.offset

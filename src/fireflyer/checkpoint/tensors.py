@@ -11,6 +11,7 @@ import torch
 
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.safetensors import TensorSpec
+from fireflyer.native import tensors_in_memory
 
 __all__ = [
     "DTYPES",
@@ -21,6 +22,7 @@ __all__ = [
     "flat_bytes",
     "host_tensors",
     "is_plain",
+    "laid_out_tensors",
     "spec_of",
 ]
 
@@ -44,8 +46,21 @@ DTYPES: dict[str, torch.dtype] = {
     "U64": torch.uint64,
     "C64": torch.complex64,
 }
+_COMPLEX = "C64"
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_DLPACK = torch.Tensor.__dlpack_c_exchange_api__
+
+
+def _numbers() -> dict[str, int]:
+    """Of each dtype, what `tensors_in_memory` says."""
+    samples = [torch.empty(1, dtype=dtype) for dtype in DTYPES.values()]
+    found = np.empty(len(samples), np.uint32)
+    tensors_in_memory(_DLPACK, samples, _PLAIN_TYPES, [(1,)] * len(samples), found, np.empty(len(samples), np.uint64))
+    return dict(zip(DTYPES, found.tolist(), strict=True))
+
+
+_NUMBERS = _numbers()
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -92,15 +107,24 @@ class HostTensors(NamedTuple):
     """0 for those that do not fit, and for those without bytes."""
 
 
-def host_tensors(
-    tensors: Sequence[torch.Tensor], dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]
+def laid_out_tensors(
+    tensors: list[torch.Tensor], dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> HostTensors:
+    """Which of them are on the CPU with their elements row-major, of that dtype and shape. One call for all: torch
+    takes 0.2 to 0.4 µs for each property of each tensor, this call as much for all of them. Views that conjugate or
+    negate, which DLPack does not tell, are among them."""
+    found, addresses = np.empty(len(tensors), np.uint32), np.empty(len(tensors), np.uint64)
+    tensors_in_memory(_DLPACK, tensors, _PLAIN_TYPES, list(shapes), found, addresses)
+    return HostTensors(found == np.array([_NUMBERS[dtype] for dtype in dtypes], np.uint32), addresses)
+
+
+def host_tensors(tensors: list[torch.Tensor], dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> HostTensors:
     """Whether each is on the CPU, can be filled (`can_be_filled`) as one of that dtype and shape, and its address."""
-    rows = zip(tensors, dtypes, shapes, strict=True)
-    fits = np.array([tensor.is_cpu and can_be_filled(tensor, dtype, shape) for tensor, dtype, shape in rows], np.bool_)
-    addresses = np.zeros(len(tensors), np.uint64)
+    fits, addresses = laid_out_tensors(tensors, dtypes, shapes)
     some = tensors if fits.all() else [tensors[at] for at in np.flatnonzero(fits).tolist()]
-    addresses[fits] = np.fromiter(map(torch.Tensor.data_ptr, some), np.uint64, len(some))
+    if any(map(torch.Tensor.is_neg, some)) or (_COMPLEX in dtypes and any(map(torch.Tensor.is_conj, some))):
+        fits[fits] = [not (tensor.is_neg() or tensor.is_conj()) for tensor in some]
+    addresses[~fits] = 0
     return HostTensors(fits, addresses)
 
 

@@ -62,6 +62,7 @@ from fireflyer.native._core import (
     set_isa,
     submit_parts,
     sum_rows,
+    tensors_in_memory,
     tree_program,
 )
 
@@ -118,6 +119,7 @@ __all__ = [
     "set_isa",
     "submit_parts",
     "sum_rows",
+    "tensors_in_memory",
     "tree_program",
     "ucx_module",
 ]

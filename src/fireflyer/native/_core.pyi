@@ -54,6 +54,21 @@ def crc32c_ranges(
     sums: _Buffer, data: _Buffer, begins: _Buffer, sizes: _Buffer, targets: _Buffer | None = None
 ) -> None: ...
 
+# --- tensors.cpp: where tensors lie, by the table of DLPack of their framework. ---
+
+# Of each tensor whose type is one of `types`, and whose elements lie row by row in host memory with that shape: a
+# number for its dtype (lanes << 16 | code << 8 | bits, as DLPack has them) and its address, 0 where it has no elements.
+# Of all others 0 and 0. `dtypes` is of uint32, `addresses` of uint64. ValueError: lengths differ; a table of another
+# version.
+def tensors_in_memory(
+    api: object,
+    tensors: list[Any],
+    types: tuple[type, ...],
+    shapes: list[tuple[int, ...]],
+    dtypes: _Buffer,
+    addresses: _Buffer,
+) -> None: ...
+
 # --- placement.cpp: where memory lies. The words say what the system refuses; empty: nothing. ---
 
 # Memory that begins with a page, and that nobody has touched yet.
