@@ -241,6 +241,7 @@ FORMATS: Final = (
     Format("http.return-node", "object", commands.ReturnNode),
     Format("http.submitted", "json", api.Submitted),
     Format("http.task", "json", views.TaskAnswer, revision=2),
+    Format("http.task-reasons", "json", views.TaskReasons),
     Format("http.tasks", "json", views.TaskPage),
     Format("http.start", "json", views.Why, revision=2),
     Format("http.exec-request", "object", execs.ExecRequest),

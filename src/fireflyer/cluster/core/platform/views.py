@@ -29,6 +29,8 @@ __all__ = [
     "RunView",
     "TaskAnswer",
     "TaskPage",
+    "TaskReason",
+    "TaskReasons",
     "TaskView",
     "UsageLine",
     "UsageReport",
@@ -251,6 +253,18 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     task: TaskView
     runs: tuple[RunView, ...]
     why: Why
+
+
+class TaskReason(msgspec.Struct, frozen=True):
+    task: int
+    why: Why | None
+    """None: there is no such task, or it ended long ago."""
+
+
+class TaskReasons(msgspec.Struct, frozen=True):
+    """One for each task that was asked for, in that order."""
+
+    reasons: tuple[TaskReason, ...]
 
 
 class TaskPage(msgspec.Struct, frozen=True):
