@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -123,7 +124,11 @@ def slurm_nodes_command(
         if failed is not None:
             raise failed
     finally:
-        keep(measured, records)
+        try:
+            keep(measured, records)
+        finally:
+            with contextlib.suppress(FireflyerError):  # the next command does it
+                asyncio.run(cancel_left_jobs(slurm, os.path.abspath(outputs), say))  # which Slurm has shown since
     return code
 
 

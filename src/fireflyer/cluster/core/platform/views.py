@@ -167,6 +167,8 @@ class HealthView(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the policy."""
     ticket: RepairTicket | None = None
     """Only where one node was asked for."""
+    warnings: tuple[str, ...] = ()
+    """What its checks warn of and have not passed since, a line each: also of a node in service."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
