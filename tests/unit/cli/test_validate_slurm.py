@@ -28,7 +28,8 @@ cd {directory}/slurm
 tool=$(/usr/bin/basename $0)
 [ $tool = sinfo ] || [ $tool = squeue ] || echo "$tool $*" >> calls
 case "$tool $*" in
-sinfo*%C*) for node in $(/bin/cat idle); do echo "$node|p|idle|0/4/0/4"; done; echo "busy|p|allocated|4/0/0/4" ;;
+sinfo*%C*) for node in $(/bin/cat idle); do echo "$node|p|idle|0/4/0/4"; done; echo "busy|p|allocated|4/0/0/4"
+    [ ! -e reserved ] || /bin/cat reserved ;;
 sinfo*) ;;
 squeue*) names=${{*##*--name=}}; /bin/grep -F "|${{names%% *}}|" jobs || true ;;
 sbatch*) for one in "$@"; do case $one in
@@ -140,6 +141,17 @@ def test_wrong_words_are_refused_before_anything_is_submitted(site: Path, capsys
         assert validate(site, *options) == 3
         assert said in capsys.readouterr().err
     assert calls(site) == []
+
+
+def test_with_a_reservation_the_nodes_that_are_reserved_are_validated(site: Path, capsys: Capture) -> None:
+    assert validate(site, "--sbatch=--reservation=fans") == 3
+    assert "no node is idle in a reservation now" in capsys.readouterr().err
+    (site / "slurm" / "reserved").write_text("r|p|reserved|0/4/0/4\nm|p|maint|0/4/0/4\n")
+    measures(site, "r", 100.0)
+    measures(site, "m", 100.0)
+    assert validate(site, "--sbatch=--reservation=fans") == 0
+    assert [one.partition(":")[0] for one in capsys.readouterr().out.splitlines()] == ["m", "r"]
+    assert all("--reservation=fans" in one for one in calls(site))
 
 
 def test_a_node_at_fault_is_drained_also_where_nothing_can_be_recorded(
