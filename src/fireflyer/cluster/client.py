@@ -146,8 +146,8 @@ class Client(Requests):
         )
 
     def reasons(self, tasks: Iterable[int]) -> dict[int, Why]:
-        """Why tasks are in their state, by their numbers; those that the platform does not know are left out. Raises
-        `NotFound` where the manager is of an older release, which says it of one task at a time (`task`)."""
+        """Reasons of tasks to be in their state, by their numbers; tasks that the platform does not know are left out.
+        Raises `NotFound` where the manager is of an older release, which says it of one task at a time (`task`)."""
         found: dict[int, Why] = {}
         wanted = list(tasks)
         for first in range(0, len(wanted), MAX_REASONS):
