@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS, decode_json
-from fireflyer.base.errors import DataCorruption, TransientError
+from fireflyer.base.errors import DataCorruption, NotFound, TransientError
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.cluster.core.health.findings import finding_of
 from fireflyer.cluster.core.objects.log_follow import Heard
@@ -50,6 +50,7 @@ from fireflyer.cluster.core.platform.views import (
     QuotaView,
     TaskAnswer,
     TaskPage,
+    TaskReasons,
     UsageReport,
     UserView,
     Why,
@@ -58,6 +59,7 @@ from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Reservation
 from fireflyer.cluster.manager_requests import MAX_MANAGERS, Connection, ManagerAddress, RequestBody, Requests
 from fireflyer.cluster.schema.api import (
     KEY_HEADER,
+    MAX_REASONS,
     Change,
     Commanded,
     Identity,
@@ -142,6 +144,22 @@ class Client(Requests):
             TaskPage,
             query={"user": user, "state": state, "name": name, "before": before, "limit": limit},
         )
+
+    def reasons(self, tasks: Iterable[int]) -> dict[int, Why]:
+        """Reasons of tasks to be in their state, by their numbers; tasks that the platform does not know are left out.
+        Raises `NotFound` where the manager is of an older release, which says it of one task at a time (`task`)."""
+        found: dict[int, Why] = {}
+        wanted = list(tasks)
+        for first in range(0, len(wanted), MAX_REASONS):
+            some = wanted[first : first + MAX_REASONS]
+            try:
+                answer = self.ask("GET", "/tasks/why", TaskReasons, query={"task": some})
+            except NotFound:
+                raise NotFound(
+                    "the manager is of an older release, which says why of one task at a time: ff show TASK"
+                ) from None
+            found |= {one.task: one.why for one in answer.reasons if one.why is not None}
+        return found
 
     def would_start(self, spec: TaskSpec) -> Why:
         """Time at which the task would start if it was submitted now."""

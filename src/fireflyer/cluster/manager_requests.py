@@ -348,7 +348,7 @@ def _request(
     headers: Mapping[str, str],
 ) -> _Request:
     given = {name: value for name, value in query.items() if value not in ("", None)}
-    target = f"{API}{path}{'?' if given else ''}{urlencode(given)}"
+    target = f"{API}{path}{'?' if given else ''}{urlencode(given, doseq=True)}"
     head = {"Accept": "application/json", **headers}
     if body is None:
         return _Request(method, target, None, head)

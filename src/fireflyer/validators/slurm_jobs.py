@@ -23,14 +23,14 @@ from fireflyer.base.errors import FireflyerError, PermanentError, TransientError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
 from fireflyer.cluster.core.slurm.fleet import FleetNode
-from fireflyer.cluster.core.slurm.output import Phase, SlurmJob
+from fireflyer.cluster.core.slurm.output import Phase, SlurmJob, plain
 from fireflyer.runtime.processes.trusted_path import changed_by_others
 from fireflyer.validators.cluster_tasks import Ended, Job
 from fireflyer.validators.core.validation.queue import ValidationQueue
 from fireflyer.validators.core.validation.reports import NodeReport, parse_node_report
 from fireflyer.validators.slurm_job_files import JobFiles, file_text
 
-__all__ = ["Slurm", "check_outputs", "job_arguments", "run_slurm_jobs"]
+__all__ = ["Slurm", "check_outputs", "is_of_reservation", "job_arguments", "run_slurm_jobs"]
 
 LOOK_S: Final = 2.0
 _PATIENCE_NS: Final = 120 * SECOND
@@ -43,6 +43,8 @@ _LOST: Final = ("PREEMPTED", "CANCELLED", "NODE_FAIL", "DEADLINE")
 """States of jobs that something else has ended."""
 _PASSING: Final = ("COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT")
 """States that pass by themselves; a job that is suspended or held may stay so for ever."""
+_OF_OTHERS: Final = ("", "None", "Priority", "Resources")
+"""Reasons of a job that waits as other jobs have its node."""
 
 
 class Slurm(Protocol):
@@ -112,6 +114,11 @@ def check_outputs(directory: str) -> None:
         )
 
 
+def is_of_reservation(options: Sequence[str]) -> bool:
+    """Whether jobs with these options of `sbatch` start in a reservation, which Slurm refuses on other nodes."""
+    return any(one.partition("=")[0] == "--reservation" for one in options)
+
+
 def job_arguments(job: Job, name: str, output: str, options: Sequence[str]) -> tuple[str, ...]:
     """Of `sbatch`."""
     return (
@@ -133,6 +140,10 @@ class _Running:
         self._slurm, self._jobs, self._files, self._options, self._say = slurm, jobs, files, options, say
         self._submitted: dict[str, _Submitted] = {}
         self._ended: list[Ended[NodeReport]] = []
+        self._states: dict[str, str] = {}
+        """Of nodes, as Slurm said them last."""
+        self._held: dict[tuple[str, ...], str] = {}
+        """Why Slurm did not start the last job of a validation, which was withdrawn."""
 
     def taken(self) -> list[Ended[NodeReport]]:
         """What has ended since."""
@@ -148,10 +159,18 @@ class _Running:
             await self._looked_at(name, self._said_of(name, found), late=late)
         if late:
             for waiting in self.queue.waiting:
-                self._end(self._jobs[waiting], "its node was not idle in time; see --wait")
+                self._end(self._jobs[waiting], self._why_not(waiting))
             return
         fleet = await self._slurm.fleet()
-        begun = self.queue.begin([node.name for node in fleet.values() if node.takes_jobs_now])
+        self._states = {node.name: node.state for node in fleet.values()}
+        reserved = is_of_reservation(self._options)
+        begun = self.queue.begin(
+            [
+                node.name
+                for node in fleet.values()
+                if node.takes_jobs_now or (reserved and node.takes_jobs_of_reservation)
+            ]
+        )
         while begun:
             try:
                 await self._begin(self._jobs[begun.pop(0)])
@@ -194,6 +213,7 @@ class _Running:
         await self._submit(job, name, output)
 
     async def _submit(self, job: Job, name: str, output: str) -> None:
+        self._held.pop(job.nodes, None)
         one = self._submitted[name] = _Submitted(job, output)
         script = f"#!/bin/sh\nexec {shlex.join([sys.executable, '-P', '-m', 'fireflyer.validators.task', *job.args])}\n"
         try:
@@ -224,6 +244,8 @@ class _Running:
         if said is not None and said.phase is not Phase.ENDED:
             waits = said.phase is Phase.WAITING
             one.looks += waits
+            if waits and said.reason not in _OF_OTHERS:
+                self._held[one.job.nodes] = plain(said.reason)
             stays = said.phase is Phase.UNCLEAR and said.state not in _PASSING
             if stays or (waits and (late or one.looks >= _WAITS)):
                 await self._slurm.cancel(one.number, name)
@@ -245,6 +267,12 @@ class _Running:
         self._ended.append(Ended(one.job, report, ""))
         _remove(one.output)
 
+    def _why_not(self, nodes: tuple[str, ...]) -> str:
+        if nodes in self._held:
+            return f"Slurm did not start its job: {self._held[nodes]}"
+        states = ", ".join(self._states[name] for name in nodes if self._states.get(name, "idle") != "idle")
+        return f"its node was not idle in time{f' ({states})' if states else ''}; see --wait"
+
     def _end(self, job: Job, why_not: str) -> None:
         self.queue.ended(job.nodes)
         self._ended.append(Ended(job, None, why_not))
@@ -253,7 +281,9 @@ class _Running:
         one = self._submitted.pop(name)
         _remove(one.output)
         if not self.queue.interrupted(one.job.nodes):
-            self._ended.append(Ended(one.job, None, "other jobs have interrupted it again and again"))
+            held = one.job.nodes in self._held
+            why = self._why_not(one.job.nodes) if held else "other jobs have interrupted it again and again"
+            self._ended.append(Ended(one.job, None, why))
 
 
 def _remove(path: str) -> None:

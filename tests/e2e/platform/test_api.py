@@ -23,6 +23,7 @@ from fireflyer.base.errors import NotFound, PermissionDenied, Unreachable, Usage
 from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.core.platform.commands import DrainNode, StopTask
 from fireflyer.cluster.manager.web.app import RequestLimits, make_app
+from fireflyer.cluster.schema.api import MAX_REASONS
 from fireflyer.cluster.schema.execs import ExecProgram, ExecRequest
 from fireflyer.cluster.schema.tasks import FINISHED, Outcome, Program, TaskSpec, TaskState
 
@@ -53,6 +54,7 @@ MATRIX: Final = [
     Rights("POST", "/tasks/test", SPEC, 401, 200, 200, 200),
     Rights("GET", "/tasks", None, 401, 200, 200, 200),
     Rights("GET", "/tasks/{task}", None, 401, 200, 200, 200),
+    Rights("GET", "/tasks/why?task={task}", None, 401, 200, 200, 200),
     Rights("GET", "/tasks/{task}/logs", None, 401, 403, 200, 200),
     Rights("GET", "/tasks/{task}/logs/search?text=x", None, 401, 403, 200, 200),
     Rights("GET", "/tasks/{task}/logs/events", None, 401, 403, 200, 200),
@@ -303,6 +305,26 @@ def test_what_waits_says_why(manager: ManagerProcess, agent: ScriptedAgent) -> N
         assert ada.task(task).task.outcome is Outcome.STOPPED
 
 
+def test_many_tasks_are_asked_at_once_why_they_wait_and_each_is_told_what_it_is_told_alone(
+    manager: ManagerProcess, agent: ScriptedAgent
+) -> None:
+    assert agent.orders.term > 0
+    with manager.client("ada") as ada, manager.client("bob") as bob:
+        tasks = ada.submit(spec("large", array=2, least_nodes=8, most_nodes=8), key="large")
+        for client in (ada, bob):  # whose a task is makes no difference, as for one task
+            assert client.reasons([*tasks, 99999, tasks[0]]) == {task: client.task(task).why for task in tasks}
+        answered = manager.ask("GET", f"{API}/tasks/why?task=99999&task={tasks[1]}", user="bob")
+        assert [(one["task"], one["why"] is None) for one in answered.body["reasons"]] == [
+            (99999, True),
+            (tasks[1], False),
+        ]
+        for task in tasks:
+            ada.command(StopTask(task))
+        assert "stopped" in bob.reasons(tasks)[tasks[0]].text
+        many = range(1, 2 * MAX_REASONS + 2)
+        assert set(tasks) <= set(ada.reasons(many)) <= set(many), "in several requests"
+
+
 def test_environment_variables_are_shown_to_their_user_alone(manager: ManagerProcess) -> None:
     with manager.client("ada") as ada, manager.client("bob") as bob, manager.client("admin") as admin:
         (task,) = ada.submit(spec("hidden", least_nodes=8, most_nodes=8), key="hidden")
@@ -319,6 +341,10 @@ def test_environment_variables_are_shown_to_their_user_alone(manager: ManagerPro
         ("GET", "/tasks/99999", None, 404, "99999"),
         ("GET", "/tasks/none", None, 404, "Not Found"),
         ("GET", "/nodes/none", None, 404, "none"),
+        ("GET", "/tasks/why", None, 400, "task"),
+        ("GET", "/tasks/why?task=0", None, 400, "task"),
+        ("GET", "/tasks/why?task=none", None, 400, "task"),
+        ("GET", f"/tasks/why?{'&task=1' * (MAX_REASONS + 1)}", None, 400, f"{MAX_REASONS}"),
         ("GET", "/tasks?limit=0", None, 400, "limit"),
         ("GET", "/tasks?state=asleep", None, 400, "states are"),
         ("POST", "/tasks", b"{", 400, "truncated"),

@@ -8,8 +8,9 @@ from typing import Final
 
 import pytest
 from tests.support.machines.machines import MachineProcess, needs_machines
-from tests.support.machines.slurm import needs_slurm
+from tests.support.machines.slurm import JOBCOMP, needs_slurm
 from tests.support.machines.slurm_site import OPTIONS, Site, slurm_site
+from tests.support.patience import allowed_s
 from tests.support.platform.running import wait_for
 
 from fireflyer.cluster.core.slurm.drains import is_own
@@ -43,6 +44,13 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
             print(site.cluster.logs(8000))
 
 
+@pytest.fixture(scope="module")
+def idle_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Of tests that leave no validation behind; a second cluster would take longer than one of them."""
+    with slurm_site(tmp_path_factory.mktemp("idle")) as site:
+        yield site
+
+
 def peers(path: Path, figures: Mapping[str, float], model: str = "") -> str:
     """The file, with records of six nodes that have measured this."""
     for number in range(6):
@@ -59,7 +67,7 @@ def command(site: Site, step: str, *program: str) -> list[str]:
 
 def validators(site: Site, peers: str = "") -> list[str]:
     """Those of the how-to, small."""
-    said = f"ff validate --json --time 1s --only cpu_stress --only storage --only repeated --directory {site.directory}"
+    said = f"ff validate --json --time 1s --only cpu_stress --only storage --directory {site.directory}"
     return [*said.split(), *(("--peers", peers) if peers else ())]
 
 
@@ -157,9 +165,10 @@ def test_a_node_is_validated_by_one_timer_and_again_where_that_was_killed(site: 
     site.until("b", "idle")
 
 
-def test_idle_nodes_are_validated_and_the_one_with_a_job_is_left_alone(site: Site) -> None:
+def test_idle_nodes_are_validated_and_the_one_with_a_job_is_left_alone(idle_site: Site) -> None:
+    site = idle_site
     output, records = site.directory / "output", site.directory / "records.jsonl"
-    output.mkdir(mode=0o700)
+    output.mkdir(mode=0o700, exist_ok=True)
     has_other_processor(site, "b")
     usual = model_of_node()
     peers(records, {PROCESSOR: SURPASSED, DISK: SURPASSED})
@@ -167,9 +176,9 @@ def test_idle_nodes_are_validated_and_the_one_with_a_job_is_left_alone(site: Sit
     job = site.submits("--nodelist=c", "--ntasks=4")
     assert site.until_job(job, "RUNNING") == "c"
     words = f"ff validate slurm --output {output} --records {records} --directory {site.directory} --only cpu_stress"
-    validate = [*words.split(), "--only", "storage", "--partition", "test", "--drain"]
+    validate = [*words.split(), "--partition", "test", "--drain"]
 
-    code, said = site.runs("a", *validate, "--time", "1s", "--at-once", "2", "--wait", "30s")
+    code, said = site.runs("a", *validate, "--time", "1s", "--at-once", "2", "--wait", f"{allowed_s(10):.0f}s")
     assert code == 2, said
     assert "\na: in order" in f"\n{said}"
     assert f"b: low: validation: {PROCESSOR} is " in said
@@ -196,6 +205,56 @@ def test_idle_nodes_are_validated_and_the_one_with_a_job_is_left_alone(site: Sit
     assert (validation_jobs(site), list(output.iterdir())) == ([], [])
     assert [one.node for one in read_records(str(records))][12:] == ["a", "c"]
     assert site.nodes()["c"].state == "idle"
+
+
+def test_reserved_and_draining_nodes_keep_what_people_decided_and_slurm_says_why_it_starts_no_job(
+    idle_site: Site,
+) -> None:
+    site, output, records = idle_site, idle_site.directory / "output", idle_site.directory / "reserved.jsonl"
+    output.mkdir(mode=0o700, exist_ok=True)
+    words = f"ff validate slurm --output {output} --records {records} --directory {site.directory}"
+    validates = [*words.split(), "--only", "storage", "--time", "1s", "--partition", "test", "--drain"]
+    (site.directory / "release").unlink(missing_ok=True)
+    reservation = "ReservationName=fans StartTime=now Duration=60 Users=root Nodes=b Flags=MAINT"
+    site.types("scontrol", "create", "reservation", *reservation.split())
+    if site.nodes()["b"].drains:
+        site.types("scontrol", "update", "NodeName=b", "State=UNDRAIN")
+    job = site.submits("--nodelist=c", "--ntasks=4")
+    assert site.until_job(job, "RUNNING") == "c"
+    site.types("scontrol", "update", "NodeName=c", "State=DRAIN", "Reason=bob looks at it")
+    site.until("b", "maint")
+    site.until("c", "draining")
+
+    code, said = site.runs("a", *validates, "--node", "b", "--node", "c", "--wait", "1s")
+    assert code == 3, said
+    assert "b: not validated: its node was not idle in time (maint)" in said
+    assert "c: not validated: its node was not idle in time (draining)" in said
+    site.breaks("c")
+    code, said = site.runs("c", *command(site, "check"))
+    assert "drained already, not by ff: bob looks at it" in said
+    assert (site.nodes()["c"].state, site.nodes()["c"].reason) == ("draining", "bob looks at it")
+    assert site.job(job) == ["RUNNING", "c"], "it ends by itself"
+
+    code, said = site.runs("a", *validates, "--sbatch=--reservation=fans", "--wait", "1m")
+    assert code == 0, said
+    assert "b: in order" in said
+    assert "a: " not in said, "it is not of the reservation"
+    site.breaks("b")
+    site.runs("b", *command(site, "check"))
+    assert is_own(site.nodes()["b"]), "a faulty node drains in a reservation, too"
+
+    site.types("scontrol", "update", "PartitionName=test", "AllowAccounts=physics")
+    for option, why in (
+        ("--reservation=none", "Slurm refuses its job: sbatch: sbatch: error: Batch job submission failed: Requested"),
+        ("--account", "Slurm refuses its job: sbatch: "),
+        ("--account=chemistry", "Slurm did not start its job: Job's account not known"),
+    ):
+        code, said = site.runs("a", *validates, "--node", "a", f"--sbatch={option}", "--wait", "3s")
+        assert code == 3, said
+        (line,) = [one for one in said.splitlines() if one.startswith("a: ")]
+        assert line.startswith(f"a: not validated: {why}")
+    assert "Account=chemistry" in site.types("cat", JOBCOMP), "Slurm had it"
+    assert (validation_jobs(site), list(output.iterdir())) == ([], [])
 
 
 def has_other_processor(site: Site, node: str) -> None:

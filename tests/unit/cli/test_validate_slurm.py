@@ -16,6 +16,7 @@ from fireflyer.cluster.core.slurm.fleet import FleetNode
 from fireflyer.validators import slurm_jobs
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.core.validation.reports import NodeReport, report_line
+from fireflyer.validators.slurm_job_files import JobFiles
 from fireflyer.validators.stress import record_file
 from fireflyer.validators.stress.record_file import append_record, read_records
 
@@ -27,11 +28,13 @@ cd {directory}/slurm
 tool=$(/usr/bin/basename $0)
 [ $tool = sinfo ] || [ $tool = squeue ] || echo "$tool $*" >> calls
 case "$tool $*" in
-sinfo*%C*) for node in $(/bin/cat idle); do echo "$node|p|idle|0/4/0/4"; done; echo "busy|p|allocated|4/0/0/4" ;;
+sinfo*%C*) for node in $(/bin/cat idle); do echo "$node|p|idle|0/4/0/4"; done; echo "busy|p|allocated|4/0/0/4"
+    [ ! -e reserved ] || /bin/cat reserved ;;
 sinfo*) ;;
 squeue*) names=${{*##*--name=}}; /bin/grep -F "|${{names%% *}}|" jobs || true ;;
 sbatch*) for one in "$@"; do case $one in
       --output=*) output=${{one#*=}} ;; --nodelist=*) node=${{one#*=}} ;; --job-name=*) name=${{one#*=}} ;; esac; done
+    [ ! -e late ] || /bin/cat late >> jobs
     /bin/cat > script
     /bin/cp report.$node $output
     number=$(( $(/bin/cat number) + 1 )); echo $number > number
@@ -113,6 +116,21 @@ def test_without_that_option_the_drain_is_proposed(site: Path, capsys: Capture) 
     assert not [one for one in calls(site) if one.startswith("scontrol")]
 
 
+def test_a_job_of_a_killed_command_that_slurm_shows_during_the_measurements_is_cancelled_at_their_end(
+    site: Path, capsys: Capture
+) -> None:
+    killed, name = JobFiles(str(site)), "ff-validate-0000002a"
+    killed.new(name)
+    os.close(killed._lock)
+    (site / "slurm" / "late").write_text(f"42|RUNNING|{os.geteuid()}|1|1|1|1|c|{name}|None\n")
+    assert validate(site, "--node", "a") == 0
+    order = [one.split()[0] for one in calls(site)]
+    assert order == ["sbatch", "scancel"], "Slurm did not show it before"
+    assert calls(site)[1] == f"scancel --name={name} 42"
+    assert "a validation that was killed left job 42: cancelled" in capsys.readouterr().err
+    assert not list(site.glob("ff-validate-*"))
+
+
 def test_wrong_words_are_refused_before_anything_is_submitted(site: Path, capsys: Capture) -> None:
     for options, said in (
         (("--only", "gpu_heat"), "no validator 'gpu_heat'"),
@@ -123,6 +141,17 @@ def test_wrong_words_are_refused_before_anything_is_submitted(site: Path, capsys
         assert validate(site, *options) == 3
         assert said in capsys.readouterr().err
     assert calls(site) == []
+
+
+def test_with_a_reservation_the_nodes_that_are_reserved_are_validated(site: Path, capsys: Capture) -> None:
+    assert validate(site, "--sbatch=--reservation=fans") == 3
+    assert "no node is idle in a reservation now" in capsys.readouterr().err
+    (site / "slurm" / "reserved").write_text("r|p|reserved|0/4/0/4\nm|p|maint|0/4/0/4\n")
+    measures(site, "r", 100.0)
+    measures(site, "m", 100.0)
+    assert validate(site, "--sbatch=--reservation=fans") == 0
+    assert [one.partition(":")[0] for one in capsys.readouterr().out.splitlines()] == ["m", "r"]
+    assert all("--reservation=fans" in one for one in calls(site))
 
 
 def test_a_node_at_fault_is_drained_also_where_nothing_can_be_recorded(

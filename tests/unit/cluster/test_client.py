@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fireflyer.base.errors import TransientError, Unreachable
+from fireflyer.base.errors import NotFound, TransientError, Unreachable
 from fireflyer.cluster.client import Client, Connection, ManagerAddress
 from fireflyer.cluster.core.platform.commands import StopTask
 from fireflyer.cluster.schema.api import LEADER_HEADER
@@ -23,7 +23,7 @@ SUBMITTED = b'{"tasks":[7],"repeated":false}'
 
 class Manager(http.server.ThreadingHTTPServer):
     """`does`: `leads`, `follows`, or `breaks` the connection once it has the request; `stalls`: names itself as the one
-    to ask, twice, and leads then."""
+    to ask, twice, and leads then. GET is answered as of a route that a manager does not have."""
 
     daemon_threads = True
 
@@ -53,6 +53,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(201 if leads else 503)
         if not leads:
             self.send_header(LEADER_HEADER, self.server.url if stalls else "")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        body = b'{"code":"not_found","message":"Not Found"}'
+        self.send_response(404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -109,6 +116,11 @@ def test_a_client_of_one_manager_says_at_once_that_it_does_not_lead() -> None:
         with pytest.raises(TransientError, match="does not lead"):
             client.submit(SPEC, key="a")
         assert len(servers[0].asked) == 1
+
+
+def test_a_manager_of_an_older_release_that_is_asked_for_reasons_is_said_to_be_one() -> None:
+    with managers("leads") as (_, client), pytest.raises(NotFound, match=r"of an older release.*ff show TASK"):
+        client.reasons([1, 2])
 
 
 @pytest.mark.parametrize("method", ["request", "getresponse"])

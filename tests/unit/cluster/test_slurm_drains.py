@@ -90,6 +90,23 @@ def test_a_reason_has_the_cause_of_what_validators_found_also_when_it_is_written
 # --- what Slurm prints ---
 
 
+@pytest.mark.parametrize(
+    ("shown", "state", "drains"),
+    [
+        ("reserved", "reserved", False), ("maint", "maint", False), ("maint*", "maint", False),
+        ("allocated$", "allocated", False), ("drained$", "drained", True), ("draining$", "draining", True),
+        ("draining@", "draining", True), ("drained*", "drained", True), ("drained~", "drained", True),
+        ("drained#", "drained", True), ("idle-", "idle", False), ("down$", "down", False), ("mixed@", "mixed", False),
+    ],
+)  # fmt: skip
+def test_states_of_nodes_are_read_with_what_stands_behind_them(shown: str, state: str, drains: bool) -> None:
+    (found,) = parse_fleet(f"a|test|{shown}|0/4/0/4\n", "a|1795811459|bob\n").values()
+    assert (found.state, found.drains) == (state, drains)
+    assert (found.answers, found.powered) == ("*" not in shown, not set("~#") & set(shown))
+    assert not found.takes_jobs_now or shown == "idle-"
+    assert found.takes_jobs_of_reservation == (shown in ("reserved", "maint"))
+
+
 def test_nodes_partitions_and_reasons() -> None:
     fleet = parse_fleet(ROWS, REASONS)
     assert fleet["a"] == FleetNode(name="a", partitions=("polite", "test"), state="allocated", busy=True)

@@ -31,6 +31,13 @@ def test_jobs_that_wait_run_and_have_ended() -> None:
     assert {job.submit_s for job in (waits, runs, ended)} == {1795480530}
 
 
+def test_a_reason_keeps_the_parentheses_that_are_a_part_of_it() -> None:
+    said = "Job's account not known, so it can't use this partition (test allows physics)"
+    for reason, kept in ((said, said), ("(Priority)", "Priority")):
+        (job,) = parse_jobs(WAITS.replace("Dependency", reason), [NAME])
+        assert job.reason == kept
+
+
 @pytest.mark.parametrize("state", ["COMPLETING", "CONFIGURING", "SUSPENDED", "A_STATE_OF_LATER_RELEASES"])
 def test_nothing_follows_from_a_state_that_is_none_of_these(state: str) -> None:
     (job,) = parse_jobs(RUNS.replace("RUNNING", state), [NAME])

@@ -71,7 +71,7 @@ def command(
         return 0
     from fireflyer.cli.health.policy_file import read_policy
     from fireflyer.validators.core.checks.health_round import nagios_exit_code
-    from fireflyer.validators.core.validation.node_models import usual_model
+    from fireflyer.validators.core.validation.node_models import as_recorded, usual_model
     from fireflyer.validators.stress import cuda, run
     from fireflyer.validators.stress.record_file import append_record, read_records
 
@@ -100,7 +100,7 @@ def command(
     ]
     usual = usual_model(mine, records)
     if record is not None and (usual is None or not usual.is_fault):  # else it would be meant to have fewer GPUs
-        append_record(record, mine)
+        append_record(record, as_recorded(mine, usual))
     if as_json:
         for event in events:
             click.echo(msgspec.json.encode(event))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -41,6 +42,7 @@ __all__ = ["slurm_nodes_command"]
 
 _SLURM_LIMIT_NS: Final = 30 * SECOND
 _SERVES: Final = ("idle", "allocated", "mixed", "completing", "planned")
+_RESERVED: Final = ("reserved", "maint")
 
 
 @click.command("slurm", short_help="Validate idle nodes of Slurm.", epilog="""\b
@@ -69,14 +71,16 @@ def slurm_nodes_command(
     """Validate nodes of Slurm that have no job, those first that were validated longest ago.
 
     Each validation is a job that has its node alone, of the lowest priority, and is not requeued. Jobs that Slurm
-    preempts for others begin again when the node is idle: give a partition or QOS that is preempted. Nodes are compared
-    with those of their model, also those of earlier days. Run it from a timer, as who may drain nodes."""
+    preempts for others begin again when the node is idle: give a partition or QOS that is preempted. With
+    --sbatch=--reservation=NAME the nodes of a reservation are validated, also for maintenance; of the others none.
+    Nodes are compared with those of their model, also those of earlier days. Run it from a timer, as who may drain
+    nodes."""
     from fireflyer.cluster.manager.slurm.commands import SlurmCommands
     from fireflyer.validators.cluster_tasks import Job
     from fireflyer.validators.core.validation.node_measurements import NodeMeasurements
     from fireflyer.validators.core.validation.queue import due_nodes
     from fireflyer.validators.slurm_job_files import cancel_left_jobs
-    from fireflyer.validators.slurm_jobs import check_outputs, run_slurm_jobs
+    from fireflyer.validators.slurm_jobs import check_outputs, is_of_reservation, run_slurm_jobs
     from fireflyer.validators.stress import run
     from fireflyer.validators.stress.record_file import read_records
 
@@ -86,7 +90,8 @@ def slurm_nodes_command(
     click.get_current_context().with_resource(held(records))
     asyncio.run(cancel_left_jobs(slurm, os.path.abspath(outputs), say))
     known = read_records(records)
-    chosen = _chosen(asyncio.run(slurm.fleet()), partition, names)
+    states = _RESERVED if is_of_reservation(options) else _SERVES
+    chosen = _chosen(asyncio.run(slurm.fleet()), partition, names, states)
     due = chosen if names else due_nodes(chosen, known, time.time_ns(), every)
     if not due:
         say(f"all {len(chosen)} nodes were validated within {format_duration(every)}")
@@ -123,19 +128,28 @@ def slurm_nodes_command(
         if failed is not None:
             raise failed
     finally:
-        keep(measured, records)
+        try:
+            keep(measured, records)
+        finally:
+            with contextlib.suppress(FireflyerError):  # the next command does it
+                asyncio.run(cancel_left_jobs(slurm, os.path.abspath(outputs), say))  # which Slurm has shown since
     return code
 
 
-def _chosen(fleet: dict[str, FleetNode], partition: str | None, names: Sequence[str]) -> list[str]:
-    """Nodes that a job could get, or those that were named."""
+def _chosen(
+    fleet: dict[str, FleetNode], partition: str | None, names: Sequence[str], states: Sequence[str]
+) -> list[str]:
+    """Nodes that a job could get, which are those in one of `states`, or those that were named."""
     for name in names:
         if name not in fleet:
             raise UsageError(f"Slurm knows no node {name}; `sinfo --Node` lists them")
     there = [node for node in fleet.values() if partition is None or partition in node.partitions]
     if not there:
         raise UsageError(f"Slurm has no node in a partition {partition}; `sinfo` lists them")
-    return list(names) or [node.name for node in there if node.answers and node.powered and node.state in _SERVES]
+    free = [node.name for node in there if node.answers and node.powered and node.state in states]
+    if states is _RESERVED and not names and not free:
+        raise UsageError("no node is idle in a reservation now; `scontrol show reservation` lists them")
+    return list(names) or free
 
 
 def _drain(slurm: SlurmCommands, name: str, fault: HealthEvent, share: float, *, drain: bool) -> None:

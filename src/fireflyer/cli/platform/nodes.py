@@ -72,10 +72,13 @@ def nodes_command(*, client: Client, tree: bool, as_json: bool) -> int:
 
 
 def _state(node: NodeView) -> str:
-    """With why it is drained, by people and by its checks, and with what is reserved now or next."""
+    """With why it is drained, by people and by its checks, what these warn of, and what is reserved now or next."""
     reasons = [node.drain_reason] if node.drain_reason else []
     if node.health is not None and node.health.state not in _IN_SERVICE:
         reasons.append(f"{node.health.state}: {node.health.reason}")
+    elif node.health is not None and node.health.warnings:
+        more = len(node.health.warnings) - 1
+        reasons.append(f"warning: {node.health.warnings[0]}" + (f"; and {more} more" if more else ""))
     drained = f": {plain('; '.join(reasons), 100)}" if reasons else ""
     return f"{node.state}{drained}{_reserved(node)}"
 
@@ -171,6 +174,7 @@ def _health(node: NodeView) -> list[tuple[str, str]]:
         return []
     words = f"{found.state} since {clock(found.since_ns)}" + (f": {plain(found.reason, 400)}" if found.reason else "")
     facts = [("health", words)]
+    facts += [("warning", plain(one, 400)) for one in found.warnings]
     if found.until_ns is not None:
         facts.append(("until", f"{clock(found.until_ns)} at least"))
     if found.hold != "none":

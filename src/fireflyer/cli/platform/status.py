@@ -93,7 +93,7 @@ class _Platform:
         self.lines = [f"Platform at {client.connection.url}"]
         self.lines += screen(cluster, nodes, tasks, None, HEIGHT, time.time_ns())
         waiting = sorted((task for task in tasks if task.state.value == "queued"), key=_queue_order)
-        why = reasons(waiting[:REASONS], lambda task: client.task(task).why.text)
+        why = reasons(waiting[:REASONS], client.reasons)
         self.lines += [f"task {task} waits: {text}" for task, text in why.items()]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,7 @@ from fireflyer.cluster.schema.tasks import TaskState
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
-    from fireflyer.cluster.core.platform.views import RunView, TaskView
+    from fireflyer.cluster.core.platform.views import RunView, TaskView, Why
 
 __all__ = [
     "priority_command",
@@ -65,7 +65,7 @@ def ps_command(*, client: Client, all_users: bool, user: str, state: str, limit:
         for task in page.tasks:
             click.echo(msgspec.json.encode(task))
         return 0
-    why = reasons(page.tasks, lambda task: client.task(task).why.text)
+    why = reasons(page.tasks, client.reasons)
     rows = [("TASK", "NAME", "USER", "STATE", "PRIO", "NODES", "RUNS", "SINCE", "WHY")]
     for task in page.tasks:
         state_text = task.state.value if task.outcome is None else task.outcome.value
@@ -78,18 +78,18 @@ def ps_command(*, client: Client, all_users: bool, user: str, state: str, limit:
     return 0
 
 
-def reasons(tasks: Iterable[TaskView], ask: Callable[[int], str]) -> dict[int, str]:
-    """Why tasks wait, by their numbers: of the first `_MOST_REASONS` that do. `ask` is one request to the platform. A
-    task that is not known any more is left out; when the platform does not answer, the rest is."""
-    found: dict[int, str] = {}
-    for task in islice((task for task in tasks if task.state in _WAIT), _MOST_REASONS):
-        try:
-            found[task.id] = plain(ask(task.id), 120)
-        except NotFound:
-            continue
-        except FireflyerError:
-            break
-    return found
+def reasons(tasks: Iterable[TaskView], ask: Callable[[Sequence[int]], Mapping[int, Why]]) -> dict[int, str]:
+    """Why tasks wait, by their numbers: of the first `_MOST_REASONS` that do. `ask` is one request to the platform
+    (`Client.reasons`). Where it is not answered there are no reasons, and a line on stderr says so."""
+    wait = [task.id for task in islice((task for task in tasks if task.state in _WAIT), _MOST_REASONS)]
+    if not wait:
+        return {}
+    try:
+        said = ask(wait)
+    except FireflyerError as error:
+        click.echo(f"why tasks wait is not known: {plain(error.message)}", err=True)
+        return {}
+    return {task: plain(said[task].text, 120) for task in wait if task in said}
 
 
 @click.command("show", short_help="Show a task: its state and why, its runs, where its time went.",

@@ -16,11 +16,11 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Protocol
 
 from fireflyer.base.decoding import convert
-from fireflyer.base.errors import Busy, InvariantViolation, UsageError, error_from_wire
+from fireflyer.base.errors import Busy, InvariantViolation, NotFound, UsageError, error_from_wire
 from fireflyer.base.histogram import Histogram
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform import messages
@@ -41,6 +41,8 @@ from fireflyer.cluster.core.platform.views import (
     RunView,
     TaskAnswer,
     TaskPage,
+    TaskReason,
+    TaskReasons,
     TaskView,
     UserView,
     Why,
@@ -329,6 +331,19 @@ class Platform:
 
     def why(self, number: int) -> str:
         return self._machine.why(number, self.require_lead()).text
+
+    def reasons(self, numbers: Iterable[int]) -> TaskReasons:
+        """One that is not known refuses nothing: the others have a reason all the same."""
+        now_ns = self.require_lead()
+        found: list[TaskReason] = []
+        for number in dict.fromkeys(numbers):
+            try:
+                why = self._machine.why(number, now_ns)
+            except NotFound:
+                found.append(TaskReason(number, None))
+            else:
+                found.append(TaskReason(number, why))
+        return TaskReasons(tuple(found))
 
     def run_place(self, task: int, run: int) -> tuple[str, str]:
         """Token of the run, and the node of its launcher."""

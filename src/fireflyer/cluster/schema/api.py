@@ -15,6 +15,7 @@ __all__ = [
     "KEY_HEADER",
     "LEADER_HEADER",
     "MAX_PAGE",
+    "MAX_REASONS",
     "MAX_SENT_BYTES",
     "Change",
     "Commanded",
@@ -43,6 +44,8 @@ LEADER_HEADER: Final = "x-ff-leader"
 """Of an answer 503: this manager does not lead, and nothing was done. The URL of the one that does, or empty."""
 MAX_PAGE: Final = 1000
 """Rows of one answer."""
+MAX_REASONS: Final = 100
+"""Tasks of which one request may ask why they wait."""
 MAX_SENT_BYTES: Final = 17 << 30
 """Of blobs in one request: a file is at most 16 GiB."""
 

@@ -257,7 +257,11 @@ def test_a_warning_is_told_once_until_the_check_passes() -> None:
     for _ in range(3):
         floor.says("n0", fault("clock", "warn", words="1 s off"))
     assert (len(floor.told()), floor.state("n0")) == (1, RepairState.HEALTHY)
+    floor.says("n0", fault("clock", "warn", words="2 s off"))
+    assert len(floor.told()) == 1, "the same, in other words"
+    assert [one.text for one in floor.record("n0").warned] == ["clock: 1 s off"], "it stands with the node"
     floor.says("n0", passes("clock"))
+    assert floor.record("n0").warned == ()
     floor.says("n0", fault("clock", "warn", words="1 s off"))
     assert len(floor.told()) == 2
 

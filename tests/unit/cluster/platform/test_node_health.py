@@ -11,7 +11,7 @@ from tests.support.health import fault, passes
 from tests.support.platform.desk import INVENTORY, Desk, ended, spec
 
 from fireflyer.base.units import SECOND
-from fireflyer.cli.platform.nodes import _shown
+from fireflyer.cli.platform.nodes import _shown, _state
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.platform.access import OPERATOR
@@ -78,6 +78,34 @@ def test_a_fault_drains_the_node_and_its_task_runs_elsewhere_without_being_charg
     ticket = health(desk, mine).ticket
     assert ticket is not None
     assert (ticket.node, ticket.fault.cause) == (mine, "xid_79")
+
+
+def test_a_new_node_whose_driver_does_not_answer_is_warned_of_wherever_it_is_shown_until_it_does() -> None:
+    desk = desk_of("n0", "n1")
+    dead = fault("gpu_count", "warn", words="nvidia-smi has failed", could_not_run=True)
+    for _ in range(3):
+        desk.checks("n0", dead)
+    assert [change.name for change in desk.changes if change.state == "warned"] == ["n0"], "told once"
+    assert health(desk, "n0").warnings == ("gpu_count: nvidia-smi has failed could not run",)
+    assert (node(desk, "n0").state, health(desk, "n0").state) == ("idle", "healthy")
+    assert _state(node(desk, "n0")) == "idle: warning: gpu_count: nvidia-smi has failed could not run"
+    assert "warning  gpu_count: nvidia-smi has failed could not run\n" in _shown(node(desk, "n0"))
+    desk.checks("n0", passes("gpu_count"))
+    assert health(desk, "n0").warnings == ()
+    assert _state(node(desk, "n0")) == "idle"
+
+
+def test_a_device_of_the_inventory_whose_check_cannot_run_takes_a_new_node_out() -> None:
+    desk = desk_of("n0", "n1")
+    dead = fault("gpu_count", words="nvidia-smi has failed", could_not_run=True)
+    desk.checks("n0", dead)
+    assert node(desk, "n0").state == "suspect", "no task goes there while it is probed"
+    for _ in range(POLICY.probes):
+        order = desk.orders("n0").health
+        assert order is not None
+        desk.checks("n0", dead, probe=order.probe)
+        desk.pass_time(POLICY.probe_spacing_ns)
+    assert node(desk, "n0").state == "drained"
 
 
 @pytest.mark.parametrize("cause", [Cause.PROGRAM, Cause.INFRASTRUCTURE])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from fireflyer.validators.core.validation.node_measurements import NodeMeasurements
 from fireflyer.validators.core.validation.node_models import usual_model
-from fireflyer.validators.core.validation.records import Found, NodeRecord
+from fireflyer.validators.core.validation.records import Found, NodeRecord, as_written
 from fireflyer.validators.core.validation.reports import NodeReport
 from fireflyer.validators.stress import run
 
@@ -94,15 +95,34 @@ def test_a_node_of_a_cluster_that_has_lost_gpus_is_at_fault_and_stays_due() -> N
     assert [one.node for one in measured.records()] == ["well"]
 
 
-def test_nodes_of_a_cluster_without_gpus_are_recorded_with_a_warning_and_are_in_order_then() -> None:
-    known = nodes(USUAL, 8)
-    for severities, now_ns in ((["warn"], 9), ([], 10)):
+def test_a_new_node_whose_gpus_never_showed_is_warned_of_by_each_validation_until_they_do_or_it_is_meant_so() -> None:
+    def validated(known: list[NodeRecord], model: str, now_ns: int) -> tuple[list[str], NodeRecord]:
         measured = NodeMeasurements(known)
-        measured.first("cpu-only", NodeReport(events=(), record=record("cpu-only", MACHINE)), now_ns)
-        assert [one.severity for one in measured.events()["cpu-only"]] == severities
+        measured.first("new", NodeReport(events=(), record=record("new", model)), now_ns)
         (recorded,) = measured.records()
-        assert recorded.model == MACHINE
+        return [one.severity for one in measured.events()["new"]], recorded
+
+    known = nodes(USUAL, 8)
+    for now_ns in (9, 10, 11):
+        severities, recorded = validated(known, MACHINE, now_ns)
+        assert (severities, recorded.model, recorded.fewer_gpus) == (["warn"], MACHINE, True)
         known = [*known, recorded]
+    severities, recorded = validated(known, USUAL, 12)
+    assert (severities, recorded.fewer_gpus) == ([], False), "its driver is loaded"
+    meant = record("new", MACHINE, 12)
+    assert validated([*known, meant], MACHINE, 13)[0] == [], "recorded on the node, without peers"
+
+
+def test_a_node_that_was_recorded_with_a_warning_and_then_loses_the_rest_is_at_fault() -> None:
+    few = msgspec.structs.replace(record("me", f"{MACHINE} / 4 x NVIDIA H800", 5), fewer_gpus=True)
+    usual = usual_model(record("me", MACHINE, 9), [*nodes(USUAL, 8), few])
+    assert usual is not None
+    assert (usual.has, usual.had, usual.is_fault) == (0, 4, True)
+
+
+def test_a_record_is_written_as_an_older_release_reads_it_where_it_says_nothing_new() -> None:
+    assert "fewer_gpus" not in as_written(record("me", USUAL))
+    assert as_written(msgspec.structs.replace(record("me", MACHINE), fewer_gpus=True))["fewer_gpus"] is True
 
 
 def test_the_first_gpu_that_has_a_name_names_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

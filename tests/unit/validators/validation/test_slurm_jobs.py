@@ -38,6 +38,8 @@ class FakeSlurm:
         self.errors: dict[str, list[FireflyerError | None]] = {}
         """What its next calls of this name raise, one after the other."""
         self.powered = True
+        self.reason = ""
+        """Of jobs that wait."""
         self.places: list[os.stat_result] = []
         self._jobs: dict[int, tuple[str, str, Path, str]] = {}
 
@@ -77,7 +79,7 @@ class FakeSlurm:
                 state = "COMPLETED"
             if state not in ("PENDING", "RUNNING", "SUSPENDED"):
                 self.states[node] = "idle"
-            found.append(SlurmJob(id=number, name=name, uid=os.geteuid(), state=state))
+            found.append(SlurmJob(id=number, name=name, uid=os.geteuid(), state=state, reason=self.reason))
         return tuple(found)
 
     async def cancel(self, slurm_id: int, name: str) -> None:
@@ -92,7 +94,12 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def validated(
-    slurm: FakeSlurm, outputs: Path, *nodes: str, limit_ns: int = HOUR_NS, at_once: int = 1
+    slurm: FakeSlurm,
+    outputs: Path,
+    *nodes: str,
+    limit_ns: int = HOUR_NS,
+    at_once: int = 1,
+    options: tuple[str, ...] = ("--partition=idle",),
 ) -> Iterator[Ended[NodeReport]]:
     jobs = [Job((node,), "", ("node", "--time", "1s"), "/tmp", HOUR_NS) for node in nodes]
     said: list[str] = []
@@ -103,7 +110,7 @@ def validated(
         [],
         most_nodes=at_once,
         limit_ns=limit_ns,
-        options=("--partition=idle",),
+        options=options,
         say=said.append,
     )
 
@@ -165,6 +172,40 @@ def test_nodes_that_are_busy_are_left_and_said(tmp_path: Path) -> None:
     slurm.states["a"] = "allocated"
     (ended,) = validated(slurm, tmp_path, "a", limit_ns=0)
     assert (slurm.submitted, ended.why_not) == ([], "its node was not idle in time; see --wait")
+
+
+@pytest.mark.parametrize("state", ["reserved", "maint", "draining", "drained", "down"])
+def test_a_node_that_was_never_idle_is_told_with_its_state(tmp_path: Path, state: str) -> None:
+    slurm = FakeSlurm(["a"])
+    slurm.states["a"] = state
+    (ended,) = validated(slurm, tmp_path, "a", limit_ns=SECOND // 20)
+    assert (slurm.submitted, ended.why_not) == ([], f"its node was not idle in time ({state}); see --wait")
+
+
+@pytest.mark.parametrize("state", ["reserved", "maint"])
+def test_jobs_of_a_reservation_are_submitted_for_its_nodes_which_are_not_idle_otherwise(
+    tmp_path: Path, state: str
+) -> None:
+    slurm = FakeSlurm(["a", "b"])
+    slurm.states |= {"a": state, "b": "draining"}
+    ended = list(validated(slurm, tmp_path, "a", "b", limit_ns=SECOND // 20, options=("--reservation=fans",)))
+    assert [node for node, _ in slurm.submitted] == ["a"]
+    assert sorted(reported(ended)) == [("a", True), ("b", False)]
+
+
+@pytest.mark.parametrize("reason", ["AccountNotAllowed", "PartitionDown"])
+def test_a_job_that_slurm_never_starts_is_told_with_its_reason(tmp_path: Path, reason: str) -> None:
+    slurm = FakeSlurm(["a"], a=["PENDING"] * 100)
+    slurm.reason = reason
+    (ended,) = validated(slurm, tmp_path, "a")
+    assert ended.why_not == f"Slurm did not start its job: {reason}"
+
+
+def test_a_job_that_waits_for_others_is_said_to_be_interrupted_by_them(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a"], a=["PENDING"] * 100)
+    slurm.reason = "Priority"
+    (ended,) = validated(slurm, tmp_path, "a")
+    assert ended.why_not == "other jobs have interrupted it again and again"
 
 
 def test_who_is_interrupted_cancels_what_was_submitted(tmp_path: Path) -> None:

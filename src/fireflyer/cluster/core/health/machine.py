@@ -6,11 +6,12 @@
     TimePassed            ┘      │
                                  └─> probes, by the agent of the node
 
-*Severity* (arXiv:2410.21680, III): `warn` tells a person, once, until the check passes. `low` and `high` are faults:
-the node takes no new task from then on. A fault that is certain is acted on: a state that needs no probe (`at_once`),
-or an event that happened (`once`), which no probe can repeat. Any other is probed first, `policy.probes` times; one
-probe that passes makes it a flap, and flaps are acted on at `policy.flaps` only. A fault of severity `high` requeues
-the run of the node, one of `low` lets it end. What an answer says beside the fault that was probed is a report.
+*Severity* (arXiv:2410.21680, III): `warn` tells a person, once, and stands with the node until the check passes. `low`
+and `high` are faults: the node takes no new task from then on. A fault that is certain is acted on: a state that needs
+no probe (`at_once`), or an event that happened (`once`), which no probe can repeat. Any other is probed first,
+`policy.probes` times; one probe that passes makes it a flap, and flaps are acted on at `policy.flaps` only. A fault of
+severity `high` requeues the run of the node, one of `low` lets it end. What an answer says beside the fault that was
+probed is a report.
 
 *What is not acted on.* Evidence that a user can have made is probed when the node has no run; so it never requeues
 one. A node that would be one too many (`Repairs.most_out`) is held by the breaker. Links that many nodes of one leaf
@@ -54,6 +55,7 @@ from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.records import (
     MAX_FLAPS,
     MAX_WARNED,
+    MAX_WARNED_WORDS,
     MORE_WARNINGS,
     OUT,
     TAKES_TASKS,
@@ -135,14 +137,13 @@ class HealthMachine:
                 self._warn(self._known(node), event)
 
     def _warn(self, record: NodeHealth, event: Finding) -> None:
-        warned = Warned(event.check, event.part, event.cause)
         could_not = " could not run" if event.could_not_run else ""
         words = f"{fault_words(event)}{could_not}"
-        if (
-            len(record.warned) >= MAX_WARNED - 1 and warned not in record.warned
-        ):  # else each would be told at each round
+        warned = Warned(event.check, event.part, event.cause, words[:MAX_WARNED_WORDS])
+        known = {one.subject for one in record.warned}
+        if len(known) >= MAX_WARNED - 1 and warned.subject not in known:  # else each would be told at each round
             warned, words = MORE_WARNINGS, f"more than {MAX_WARNED - 1} warnings: further ones are not told"
-        if warned in record.warned:
+        if warned.subject in known:
             return
         self._put(msgspec.structs.replace(record, warned=(*record.warned, warned)))
         self._effects.append(Tell(record.name, words, event))

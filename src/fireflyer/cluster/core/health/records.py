@@ -33,6 +33,7 @@ __all__ = [
     "MAX_PARTS",
     "MAX_TICKETS",
     "MAX_WARNED",
+    "MAX_WARNED_WORDS",
     "MORE_WARNINGS",
     "OUT",
     "REMEDY_STATES",
@@ -57,6 +58,8 @@ MAX_FAULTS: Final = 16
 """Of one part that are remembered."""
 MAX_FLAPS: Final = 64
 MAX_WARNED: Final = 32
+MAX_WARNED_WORDS: Final = 200
+"""Characters of one warning that stand with the node."""
 MAX_TICKETS: Final = 4096
 """That are closed; the oldest are forgotten first."""
 MAX_PARTS: Final = 16_384
@@ -123,6 +126,18 @@ class Warned(msgspec.Struct, frozen=True):
     check: str
     part: str
     cause: str
+    words: str = ""
+    """That were told; empty: a release told it that did not keep them."""
+
+    @property
+    def subject(self) -> tuple[str, str, str]:
+        """What is told once, whatever the words."""
+        return self.check, self.part, self.cause
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return self.words or " ".join(part for part in (self.check, self.part, self.cause) if part)
 
 
 MORE_WARNINGS: Final = Warned("more warnings", "", "")

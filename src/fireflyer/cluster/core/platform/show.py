@@ -303,6 +303,7 @@ class Show:
             until_ns=row.until_ns if row.state in (RepairState.TESTING, RepairState.PROBATION) else None,
             faults=len(part.faults_ns) if part is not None else 0,
             policy=self._settings.checking.now.policy.version,
+            warnings=tuple(one.text for one in row.warned),
         )
 
     def health_states(self) -> dict[str, int]:

@@ -29,6 +29,8 @@ __all__ = [
     "RunView",
     "TaskAnswer",
     "TaskPage",
+    "TaskReason",
+    "TaskReasons",
     "TaskView",
     "UsageLine",
     "UsageReport",
@@ -165,6 +167,8 @@ class HealthView(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the policy."""
     ticket: RepairTicket | None = None
     """Only where one node was asked for."""
+    warnings: tuple[str, ...] = ()
+    """What its checks warn of and have not passed since, a line each: also of a node in service."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,6 +255,18 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     task: TaskView
     runs: tuple[RunView, ...]
     why: Why
+
+
+class TaskReason(msgspec.Struct, frozen=True):
+    task: int
+    why: Why | None
+    """None: there is no such task, or it ended long ago."""
+
+
+class TaskReasons(msgspec.Struct, frozen=True):
+    """One for each task that was asked for, in that order."""
+
+    reasons: tuple[TaskReason, ...]
 
 
 class TaskPage(msgspec.Struct, frozen=True):

@@ -71,6 +71,11 @@ class FleetNode(msgspec.Struct, frozen=True, kw_only=True):
     def takes_jobs_now(self) -> bool:
         return self.state == "idle" and self.answers and self.powered
 
+    @property
+    def takes_jobs_of_reservation(self) -> bool:
+        """Of the one that it is in, also for maintenance, which nodes show instead of being idle."""
+        return self.state in ("reserved", "maint") and self.answers and self.powered and not self.busy
+
 
 class NodeJob(msgspec.Struct, frozen=True):
     """A job that runs on a node."""

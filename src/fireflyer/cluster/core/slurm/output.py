@@ -141,6 +141,11 @@ def parse_job_id(text: str) -> int:
     return int(found[1])
 
 
+def _without_parentheses(reason: str) -> str:
+    """squeue puts the whole of some reasons in them; others have some words in them."""
+    return reason[1:-1] if reason.startswith("(") and reason.endswith(")") else reason
+
+
 def parse_jobs(text: str, names: Collection[str]) -> tuple[SlurmJob, ...]:
     """Of `squeue --noheader --name=NAMES --format=JOB_FORMAT`. Raises `SlurmOutputError`."""
     known = frozenset(names)
@@ -155,7 +160,7 @@ def parse_jobs(text: str, names: Collection[str]) -> tuple[SlurmJob, ...]:
                 name=found["name"],
                 uid=int(found["uid"]),
                 state=found["state"],
-                reason=plain(found["reason"]).strip("()"),
+                reason=_without_parentheses(plain(found["reason"])),
                 nodes=_nodes(found["nodes"]),
                 start_s=_time(found["start"]),
                 end_s=_time(found["end"]),

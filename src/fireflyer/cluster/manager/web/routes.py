@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.datastructures import State
 from litestar.di import NamedDependency
@@ -19,6 +20,7 @@ from fireflyer.cluster.core.platform.views import (
     QuotaView,
     TaskAnswer,
     TaskPage,
+    TaskReasons,
     UserView,
     Why,
 )
@@ -30,13 +32,25 @@ from fireflyer.cluster.manager.rights import OPERATORS, shown_to
 from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.web.authentication import OPEN, PEOPLE
 from fireflyer.cluster.manager.web.sessions import Principal
-from fireflyer.cluster.schema.api import MAX_PAGE, Commanded, JoinTokenAnswer, JoinTokenRequest, Submission, Submitted
+from fireflyer.cluster.schema.api import (
+    MAX_PAGE,
+    MAX_REASONS,
+    Commanded,
+    JoinTokenAnswer,
+    JoinTokenRequest,
+    Submission,
+    Submitted,
+)
 from fireflyer.cluster.schema.tasks import TaskSpec
 
 __all__ = ["ROUTES", "Who", "address_of"]
 
 Who = Request[Principal, str, State]
 _Task = Annotated[int, PathParameter(ge=1, le=1 << 53)]
+_Tasks = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]],
+    QueryParameter(min_items=1, max_items=MAX_REASONS),
+]
 _Key = Annotated[str, HeaderParameter(name="Idempotency-Key", min_length=1, max_length=80, pattern=r"^[!-~]+$")]
 _Limit = Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)]
 _Before = Annotated[int | None, QueryParameter(ge=1, le=1 << 53)]
@@ -82,6 +96,12 @@ async def tasks(
 ) -> TaskPage:
     """Tasks, newest first. `state`: a state of tasks, or `unfinished`."""
     return platform.tasks(user=user, state=task_state, name=name, before=before, limit=limit)
+
+
+@get("/tasks/why")
+async def why(platform: NamedDependency[Platform], task: _Tasks) -> TaskReasons:
+    """Why tasks are in their state. `task`: the number of one; repeated, at most 100 times."""
+    return platform.reasons(task)
 
 
 @get("/tasks/{number:int}")
@@ -177,6 +197,7 @@ ROUTES: list[Any] = [
     submit,
     test_start,
     tasks,
+    why,
     task,
     command,
     nodes,

@@ -13,7 +13,13 @@ from fireflyer.base.units import counted
 from fireflyer.validators.core.checks.evidence import Finding
 from fireflyer.validators.core.checks.health_round import as_event
 from fireflyer.validators.core.checks.settings import CheckSettings
-from fireflyer.validators.core.validation.node_models import UsualModel, as_its_peers, lacking_gpus, usual_model
+from fireflyer.validators.core.validation.node_models import (
+    UsualModel,
+    as_its_peers,
+    as_recorded,
+    lacking_gpus,
+    usual_model,
+)
 from fireflyer.validators.core.validation.records import (
     NodeRecord,
     Usual,
@@ -89,7 +95,9 @@ class NodeMeasurements:
         self._compare()
         return [
             msgspec.structs.replace(
-                record, figures=record.figures | self._low[node].counted, repeated=self._low[node].measured
+                as_recorded(record, self._model[node]),
+                figures=record.figures | self._low[node].counted,
+                repeated=self._low[node].measured,
             )
             for node, record in self._records.items()
             if not self._low[node].undecided and not self._missing[node] and not self._has_lost_gpus(node)

@@ -2,7 +2,8 @@
 
 A node whose driver is not loaded, or has lost a GPU, names another model than its peers, and would have none. So it is
 compared with the nodes that have the same other hardware. It is at fault where it had more GPUs itself: clusters have
-nodes of the same board with fewer, or without.
+nodes of the same board with fewer, or without. A node that never had more is warned of by each validation, until it has
+them or a record without peers says that it is meant so: the driver of a new node may never have been loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from fireflyer.validators.core.checks.evidence import Finding
 from fireflyer.validators.core.validation.records import MIN_PEERS, NodeRecord
 
-__all__ = ["FEWER_GPUS", "UsualModel", "as_its_peers", "lacking_gpus", "usual_model"]
+__all__ = ["FEWER_GPUS", "UsualModel", "as_its_peers", "as_recorded", "lacking_gpus", "usual_model"]
 
 FEWER_GPUS: Final = "fewer_gpus"
 """Cause of the fault, which is seen beside peers alone."""
@@ -47,15 +48,17 @@ class UsualModel(NamedTuple):
 def usual_model(record: NodeRecord, records: Sequence[NodeRecord]) -> UsualModel | None:
     """The model of the node's own record before where it had more GPUs, else the most common model that is this node's
     but for GPUs that it lacks. None: it lacks none, or fewer than `MIN_PEERS` other nodes have that model, or it was as
-    it is when it was recorded last: a node that is meant to have fewer; or it was not recorded with more, and
-    `MIN_PEERS` other nodes are as it is."""
+    it is when it was recorded last, without a warning: a node that is meant to have fewer; or it was not recorded with
+    more, and `MIN_PEERS` other nodes are as it is."""
     machine, has = _parts(record.model)
     models = {one.node: one.model for one in sorted(records, key=lambda one: one.seen_ns) if one.node != record.node}
     counts = Counter(models.values())
-    before = _model_before(record, records)
+    last = _record_before(record, records)
+    before = last.model if last is not None else ""
+    is_meant = last is not None and record.model == before and not last.fewer_gpus
     lost = _WITH_GPUS.fullmatch(before)
     had = int(lost["count"]) if lost is not None and _lacks(record.model, machine, has, lost) is not None else 0
-    if record.model == before or (not had and counts[record.model] >= MIN_PEERS):
+    if is_meant or (not had and counts[record.model] >= MIN_PEERS):
         return None
     for model, nodes in sorted(counts.items(), key=lambda one: (one[0] != before, -one[1], one[0])):
         found = _WITH_GPUS.fullmatch(model)
@@ -67,11 +70,10 @@ def usual_model(record: NodeRecord, records: Sequence[NodeRecord]) -> UsualModel
     return None
 
 
-def _model_before(record: NodeRecord, records: Sequence[NodeRecord]) -> str:
-    """By the newest older record of the same node; empty: there is none. Older ones do not count: a node that was
-    rebuilt is another one."""
+def _record_before(record: NodeRecord, records: Sequence[NodeRecord]) -> NodeRecord | None:
+    """The newest older one of the same node. Older ones do not count: a node that was rebuilt is another one."""
     own = [one for one in records if one.node == record.node and one.seen_ns < record.seen_ns]
-    return max(own, key=lambda one: one.seen_ns).model if own else ""
+    return max(own, key=lambda one: one.seen_ns, default=None)
 
 
 def _parts(model: str) -> tuple[str, re.Match[str] | None]:
@@ -97,10 +99,15 @@ def lacking_gpus(usual: UsualModel | None) -> list[Finding]:
         return []
     words = f"{usual.has} of {usual.gpus} GPUs; its {usual.nodes} peers have {usual.gpus} ({usual.gpu})"
     if not usual.is_fault:
-        words += "; it was not recorded with more, and is recorded so"
+        words += "; it was not recorded with more: load its driver, or record on it that it is meant so"
         return [Finding(severity="warn", cause=FEWER_GPUS, words=words)]
     words += f", and it had {usual.had} when it was recorded last"
     return [Finding(severity="high", cause=FEWER_GPUS, words=words, at_once=True)]
+
+
+def as_recorded(record: NodeRecord, usual: UsualModel | None) -> NodeRecord:
+    """With the mark of a node of which it is not known that it is meant to have fewer GPUs than its peers."""
+    return record if usual is None else msgspec.structs.replace(record, fewer_gpus=True)
 
 
 def as_its_peers(record: NodeRecord, usual: UsualModel | None) -> NodeRecord:

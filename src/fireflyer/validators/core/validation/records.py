@@ -84,13 +84,16 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     repeated: Annotated[dict[_Name, _Values], msgspec.Meta(max_length=2048)] = {}
     """All measurements, in their order, of figures that were too low at first; of these `figures` has the value that
     counts."""
+    fewer_gpus: bool = False
+    """It had fewer GPUs than its peers, of which a warning was told: that it is meant so is not known."""
 
 
 def as_written(record: NodeRecord) -> dict[str, Any]:
-    """Without `repeated` where it is empty: releases that do not know it refuse a record with it."""
+    """Without `repeated` and `fewer_gpus` where they say nothing: releases that do not know them refuse them."""
     written: dict[str, Any] = msgspec.to_builtins(record)
-    if not record.repeated:
-        del written["repeated"]
+    for name in ("repeated", "fewer_gpus"):
+        if not written[name]:
+            del written[name]
     return written
 
 

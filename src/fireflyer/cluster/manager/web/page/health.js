@@ -1,4 +1,4 @@
-// Nodes that their checks have found faulty: why, what is to be done next, and what was done.
+// Nodes that their checks have found faulty or warn of: why, what is to be done next, and what was done.
 
 import * as api from "./api.js";
 import { commands } from "./commands.js";
@@ -31,11 +31,11 @@ export function healthPage(me) {
     const counts = new Map();
     for (const node of nodes) counts.set(node.health?.state ?? "healthy", (counts.get(node.health?.state ?? "healthy") ?? 0) + 1);
     cards.replaceChildren(...[...counts].map(([name, count]) => el("div.card", {}, el("b", {}, count), el("span", {}, name))));
-    const found = nodes.filter((node) => node.health && node.health.state !== "healthy");
+    const found = nodes.filter((node) => node.health && (node.health.state !== "healthy" || node.health.warnings.length));
     found.sort((one, other) => IN_SERVICE.includes(one.health.state) - IN_SERVICE.includes(other.health.state) || other.health.since_ns - one.health.since_ns);
     list.replaceChildren(found.length ? table(["Node", "State", "Since", "Why, and what is next", "#Faults of the part", "#Task", ""], found.map((node) =>
       el("tr", {}, el("td", {}, node.name), el("td", {}, state(node.health.state)), el("td", {}, clock(node.health.since_ns)),
-        el("td.why", {}, node.health.reason, HOLDS[node.health.hold] ? el("div.error", {}, HOLDS[node.health.hold]) : null,
+        el("td.why", {}, node.health.reason, node.health.warnings.map((one) => el("div", {}, `Warning: ${one}`)), HOLDS[node.health.hold] ? el("div.error", {}, HOLDS[node.health.hold]) : null,
           node.health.until_ns ? el("div", {}, `at least until ${clock(node.health.until_ns)}`) : null),
         el("td.number", {}, node.health.faults), el("td.number", {}, node.task === null ? "" : el("a", { href: `#/tasks/${node.task}` }, node.task)),
         el("td", {}, buttons(node)))))
