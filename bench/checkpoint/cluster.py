@@ -17,6 +17,7 @@ import functools
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,7 +27,7 @@ from tests.support.fs.mounts.mounting import Mount, missing, mounted
 
 import fireflyer.fs
 from bench.checkpoint.contenders import CONTENDERS, Contender, Ours, empty_like
-from bench.checkpoint.peak import peak_of
+from bench.checkpoint.peak import peaks_of
 from bench.checkpoint.program import State, aligned
 from bench.checkpoint.states import Shape, random_state, same
 from bench.checkpoint.turns import Turn, timed
@@ -112,7 +113,7 @@ def _on_cluster(options: Options, shape: Shape, cluster: Cluster, chains: list[i
             yield from _loads(run, _load_in_turns(options, run, raw))
             raw.remove()
         contenders.clear()  # memory of peers
-        yield from _peaks(run, ours)
+        yield from _peaks(options, run, ours, files)
 
 
 def _missing_room(shape: Shape, cluster: Cluster) -> str:
@@ -222,24 +223,25 @@ def _without(result: Result, peer: str) -> Result:
     return result
 
 
-def _peaks(run: _Run, ours: Callable[[str, State], Contender]) -> list[Result]:
-    """Of each in a process of its own, which writes to the same file system."""
+def _peaks(options: Options, run: _Run, ours: Callable[[str, State], Contender], files: _OnFiles) -> list[Result]:
+    """Of each in processes of their own, which write to the same file system."""
     save, _, load = cases_of(run.shape)
     saves: _Figures = {}
     loads: _Figures = {}
-    for name in ("ours", *_PEERS):
-        if name != "ours" and run.mount is None:
-            saves[_shown(name)] = loads[_shown(name)] = f"not mounted: {run.no_mount}"
+
+    @contextlib.contextmanager
+    def on_files() -> Iterator[str]:
+        yield "/peak"
+        files.files.rmtree("/peak")
+
+    saves["ours"], loads["ours"] = peaks_of(ours, run.shape, options.rounds, on_files)
+    for name in _PEERS:
+        shown = _shown(name)
+        if run.mount is None:
+            saves[shown] = loads[shown] = f"not mounted: {run.no_mount}"
             continue
-        if name == "ours":
-            peak = peak_of(ours, run.shape, "/peak")
-        else:
-            assert run.mount is not None
-            directory = _made(run.mount, f"peak {name}")
-            peak = peak_of(CONTENDERS[name], run.shape, directory)
-            shutil.rmtree(directory)
-        saves[_shown(name)] = peak if isinstance(peak, str) else figure([float(peak.save)])
-        loads[_shown(name)] = peak if isinstance(peak, str) else figure([float(peak.load)])
+        temporary = functools.partial(tempfile.TemporaryDirectory, prefix="peak-", dir=run.mount.path)
+        saves[shown], loads[shown] = peaks_of(CONTENDERS[name], run.shape, options.rounds, temporary)
     return [_result(save, "peak_bytes", saves), _without(_result(load, "peak_bytes", loads), _shown("DCP async"))]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +16,9 @@ from typing import NamedTuple
 from bench.checkpoint.contenders import Contender
 from bench.checkpoint.program import State
 from bench.checkpoint.states import Shape, random_state
+from bench.report import Figure, figure
 
-__all__ = ["Peak", "available_bytes", "peak_of"]
+__all__ = ["Peak", "available_bytes", "peaks_of"]
 
 Make = Callable[[str, State], Contender]
 
@@ -69,8 +71,22 @@ def _tell(make: Make, shape: Shape, directory: str, answer: Connection) -> None:
         answer.send(f"{type(error).__name__}: {error}")
 
 
-def peak_of(make: Make, shape: Shape, directory: str) -> Peak | str:
-    """Of the contender that `make`, which can be pickled, gives; why there is none."""
+def peaks_of(
+    make: Make, shape: Shape, rounds: int, place: Callable[[], AbstractContextManager[str]]
+) -> tuple[Figure | str, Figure | str]:
+    """Saves and loads of the contender that `make`, which can be pickled, gives, each round in a process of its own and
+    an empty directory, which `place` makes and removes; why there are none."""
+    found: list[Peak] = []
+    for _ in range(rounds):
+        with place() as directory:
+            peak = _peak_of(make, shape, directory)
+        if isinstance(peak, str):
+            return peak, peak
+        found.append(peak)
+    return figure([float(peak.save) for peak in found]), figure([float(peak.load) for peak in found])
+
+
+def _peak_of(make: Make, shape: Shape, directory: str) -> Peak | str:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe(duplex=False)

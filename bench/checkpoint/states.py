@@ -26,9 +26,14 @@ class Shape(NamedTuple):
         return self.tensors * self.size_bytes
 
     @property
-    def judged(self) -> bool:
-        """Of less there are no targets: what is measured then is the number of fsyncs, or of tensors."""
+    def large(self) -> bool:
+        """Whether processor time is that of bytes, for which its target is, and not that of tensors."""
         return self.total_bytes >= 256 << 20
+
+    @property
+    def judged(self) -> bool:
+        """Of less there are no targets: what is measured then is the number of fsyncs."""
+        return self.large or self.tensors >= 10_000
 
 
 SHAPES: Final = {

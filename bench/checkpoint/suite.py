@@ -14,6 +14,7 @@ verifies it.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -27,7 +28,7 @@ import torch
 
 from bench.checkpoint import agreement, cluster, gpu
 from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Ours, Program, empty_like
-from bench.checkpoint.peak import available_bytes, peak_of
+from bench.checkpoint.peak import available_bytes, peaks_of
 from bench.checkpoint.program import copy_all, read_raw, write_raw
 from bench.checkpoint.states import SHAPES, Shape, random_state, same, sums_of
 from bench.checkpoint.turns import Turn, timed
@@ -104,7 +105,7 @@ def _measure(options: Options, shape: Shape, directory: str) -> Iterator[Result]
     if new and not shape.only_two:
         yield from _loads(options, place, "new")
     if (save or existing) and not shape.only_two:
-        yield from _peaks(place)
+        yield from _peaks(options, place)
 
 
 def _missing_room(shape: Shape, directory: str) -> str | None:
@@ -192,7 +193,7 @@ def _processor(case: str, turns: dict[str, list[Turn]], shape: Shape) -> Result:
     samples = {name: [turn.processor_s for turn in some] for name, some in turns.items() if name in CONTENDERS}
     gib = shape.total_bytes / (1 << 30)
     result = _result(case, "processor_s", samples, None)
-    if case.startswith("load") or not shape.judged:
+    if case.startswith("load") or not shape.large:
         return result
     target = "at most 0.5 s for each GiB"
     return _judge(result, target, result.ours.median <= 0.5 * gib)
@@ -229,16 +230,13 @@ def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
     ]
 
 
-def _peaks(place: _Place) -> list[Result]:
-    """Of each contender in a process of its own."""
+def _peaks(options: Options, place: _Place) -> list[Result]:
+    """Of each contender in processes of their own."""
     saves: dict[str, Figure | str] = {}
     loads: dict[str, Figure | str] = {}
+    temporary = functools.partial(tempfile.TemporaryDirectory, prefix="peak-", dir=place.directory)
     for name in CONTENDERS:
-        directory = _subdirectory(place.directory, f"peak {name}")
-        peak = peak_of(CONTENDERS[name], place.shape, directory)
-        shutil.rmtree(directory)
-        saves[name] = peak if isinstance(peak, str) else figure([float(peak.save)])
-        loads[name] = peak if isinstance(peak, str) else figure([float(peak.load)])
+        saves[name], loads[name] = peaks_of(CONTENDERS[name], place.shape, options.rounds, temporary)
     return [_peak(f"save/disk/{place.shape.name}", saves), _peak(f"load/disk/{place.shape.name}/existing", loads)]
 
 
