@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from tests.support.torch_ranks.processes import Ended, run_torch_ranks
+from tests.support.trainer.plans import DEEPER, DEEPSEEK, write_deeper
 from tests.support.trainer.recipes import raw_recipe
 
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.data import RecordSetWriter
-from fireflyer.recipes.deepseek.config import PRESETS
 from fireflyer.recipes.trainer.core.figures import EvaluationLine, ExchangeLine, MetricsLine, StepLine
 from fireflyer.recipes.trainer.metrics_file import read_metrics
 
@@ -27,9 +25,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 FP32: Final = {"parameters": "fp32", "compute": "fp32"}
 STEPS, POISONED, SAVED, DIES = 20, 4, 10, 13
 GPT: Final = {"kind": "gpt", "vocabulary": 256, "layers": 2, "heads": 2, "width": 16}
-DEEPSEEK: Final = {"kind": "deepseek", "preset": "tiny", "vocabulary": 256}
-DEEPER: Final = {"kind": "deepseek", "config": "deeper.json"}
-"""The same with four layers, for four stages."""
 PIPELINED_EXPERTS: Final = {"pipeline": 2, "replicate": 2, "expert": 2, "micro_batch": 1}
 ONE: Final = {"micro_batch": 2}
 PLANS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
@@ -53,10 +48,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer = RecordSetWriter(str(directory / name))
         writer.add(part.tobytes())
         writer.commit()
-    tiny = PRESETS["tiny"]
-    shape = msgspec.structs.replace(tiny.shape, layers=4, vocabulary=DEEPSEEK["vocabulary"])
-    deeper = msgspec.structs.replace(tiny, shape=shape)
-    (directory / str(DEEPER["config"])).write_text(json.dumps(deeper.to_hugging_face()))
+    write_deeper(directory)
     return directory
 
 

@@ -18,10 +18,15 @@ trainer: Any = run
 making: Any = building
 
 
+def add_in_float64() -> None:
+    """FSDP adds gradients in float64 where the plan says FP32."""
+    arrangements._DTYPES["fp32"] = torch.float64
+
+
 def widen() -> None:
     """Models, and sums of gradients, are in float64, so that what plans differ in is more than rounding."""
     build = making.build_model
-    arrangements._DTYPES["fp32"] = torch.float64
+    add_in_float64()
 
     def wide(*args: Any, **kwargs: Any) -> Any:
         built = build(*args, **kwargs)
