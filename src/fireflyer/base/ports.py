@@ -125,7 +125,8 @@ class Disk(Protocol):
     def list(self, path: str) -> list[str]:
         """Names in the directory, sorted. Raises `NotFound`."""
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Raises `PermissionDenied` where that may not be known, as `is_dir`."""
 
     def is_dir(self, path: str) -> bool: ...
 

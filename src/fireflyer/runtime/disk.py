@@ -13,6 +13,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator
 from typing import Final, Self
 
@@ -296,10 +297,19 @@ class RealDisk(Disk):
             return sorted(os.listdir(_checked(path)))
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(_checked(path))
+        return self._mode(path) is not None
 
     def is_dir(self, path: str) -> bool:
-        return os.path.isdir(_checked(path))
+        mode = self._mode(path)
+        return mode is not None and stat.S_ISDIR(mode)
+
+    def _mode(self, path: str) -> int | None:
+        try:
+            return os.stat(_checked(path)).st_mode
+        except PermissionError as error:  # it may be there
+            raise translate_os_error(error, f"stat {path}") from error
+        except OSError:
+            return None
 
     def hold(self, path: str) -> DiskLock | None:
         with _translated(f"lock {path}"):

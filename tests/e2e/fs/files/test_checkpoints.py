@@ -18,14 +18,17 @@ from tests.support.checkpoints.states import SHARD, listed, manager, newest, sam
 from tests.support.fs.clusters.local_cluster import LocalCluster
 
 import fireflyer.fs
-from fireflyer.base.errors import DataCorruption, Fenced, NoSpace, Timeout, UsageError
+from fireflyer.base.errors import DataCorruption, Fenced, NoSpace, Timeout, TransientError, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Transfer
-from fireflyer.base.units import MIB
+from fireflyer.base.units import MIB, SECOND
 from fireflyer.checkpoint import State, TrainingLoop, describe, open_storage, stored_job_plan, verify
+from fireflyer.checkpoint import storage as storage_of_checkpoints
 from fireflyer.checkpoint.core.names import candidates
 from fireflyer.checkpoint.engine.directory import read_manifest
 from fireflyer.checkpoint.engine.loading import load, sink_of
+from fireflyer.cli.checkpoints import command as command_of_checkpoints
+from fireflyer.cli.main import main
 from fireflyer.fs.client.files.disk import FileSystemFile
 from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.files.open_inode import BegunRead
@@ -287,4 +290,56 @@ def test_any_storage_process_may_be_killed_during_a_save_and_during_a_load(
                 assert torch.equal(restored.shared["weights"], large_state(step).shared["weights"])
                 cluster.wait(cluster.whole)
     finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_checkpoints_that_no_storage_node_serves_are_neither_damaged_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of three nodes do not answer: every command ends within its patience, and says which chain is away."""
+    monkeypatch.setattr(storage_of_checkpoints, "_patience_ns", 2 * SECOND)
+    monkeypatch.setattr(command_of_checkpoints, "PATIENCE_NS", 2 * SECOND)
+    cluster = LocalCluster(tmp_path)
+    stopped: list[int] = []
+
+    def ff(*arguments: str) -> tuple[int, str, str]:
+        code = main(["ckpt", *arguments])
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    try:
+        cluster.ff("up", "--detach", "--relaxed", "--failure-timeout", "1", "--targets-per-node", "2")
+        url = cluster.url("/ckpt/run")
+        with manager(url, disk=None, keep=5) as ours:
+            for step in (10, 20):
+                ours.save(step, large_state(step), blocking=True).result()
+            stopped = [cluster.process(f"node-{number}") for number in (1, 2)]
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            cluster.wait(lambda status: status["summary"]["readable"] < status["summary"]["chains"])
+            with pytest.raises(TransientError, match="not done before the deadline"):
+                ours.restore()
+            with pytest.raises(TransientError, match="not done before the deadline"):
+                ours.save(30, large_state(30), blocking=True).result()
+            for line in (("verify", url), ("export", url, str(tmp_path / "out")), ("rm", f"{url}/step-00000010")):
+                code, out, err = ff(*line)
+                assert (code, out, err.count("\n")) == (1, "", 1), line
+                assert "is unavailable: none of its targets is serving; `ff fs status` shows it" in err, line
+            for line in (("ls", url), ("ls", "--json", url), ("show", url)):  # a manifest is one chunk: of any chain
+                code, out, err = ff(*line)
+                assert (code, out != "", err != "") in ((0, True, False), (1, False, True)), line
+                assert "damaged" not in out + err
+                assert not code or "none of its targets is serving" in err
+            assert not (tmp_path / "out").exists()
+            while stopped:
+                os.kill(stopped.pop(), signal.SIGCONT)
+            cluster.wait(cluster.whole)
+            ours.save(40, large_state(40), blocking=True).result()
+        assert [(info.step, info.problem) for info in verify(url)] == [(40, None), (20, None), (10, None)]
+        assert ff("rm", f"{url}/step-00000010")[0] == 0
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
         cluster.close()
