@@ -90,8 +90,8 @@ def unpin(path: CheckpointPath, disk: Disk | None = None) -> bool:
 
 def remove(path: CheckpointPath, *, force: bool = False, disk: Disk | None = None) -> None:
     """Removes a checkpoint. Raises `UsageError` for a pinned one, and without `force` for one that is whole where no
-    other is: others are read until one is found, newest first. Raises `TransientError` and `PermissionDenied` where that
-    cannot be found out, and `PermissionDenied` where it may not be removed; then it is as it was."""
+    other is: others are read until one is found, newest first. Raises `TransientError` and `PermissionDenied` where
+    that cannot be found out, and `PermissionDenied` where it may not be removed; then it is as it was."""
     disk, root, name, shown = _locate(path, disk)
     names = disk.list(root)
     if is_pinned(name, names):

@@ -44,7 +44,7 @@ that."""
 DISK_OPTIONS: Final = FileOptions(write_bytes=96 * MIB, ahead_bytes=0, chunks=Options(timeout_ns=_PATIENCE_NS))
 """For `connect`: several large writes of one file under way, nothing fetched that was not asked for."""
 _HOLDER_NS: Final = 80 * SECOND
-"""For a lock: the session of a client that was killed ends after a minute without a heartbeat, and its locks with it."""
+"""For a lock: a killed client's session ends after a minute without a heartbeat, and its locks with it."""
 _LOCK_WAIT_NS: Final = SECOND // 2
 """In one request, so that a signal is heard meanwhile."""
 _UNKNOWN_BYTES: Final = 1 << 62
