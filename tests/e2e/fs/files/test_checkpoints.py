@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -341,3 +342,53 @@ def test_checkpoints_that_no_storage_node_serves_are_neither_damaged_nor_removed
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
         cluster.close()
+
+
+@pytest.fixture
+def small_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Two replicas of everything on a file system of 1,500 MiB."""
+    (tmp_path / "fs").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500m", "tmpfs", str(tmp_path / "fs")]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount file systems")
+    cluster = LocalCluster(tmp_path)
+    try:
+        cluster.ff("up", "--detach", "--relaxed", "--nodes", "2")
+        yield cluster
+    finally:
+        cluster.close()
+        subprocess.run(["umount", "--lazy", str(tmp_path / "fs")], check=True)
+
+
+@pytest.mark.slow
+def test_a_save_on_full_disks_fails_and_works_again_when_old_checkpoints_are_removed(
+    small_cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = small_cluster.url("/ckpt/run")
+    disk, root, _ = open_storage(url)
+    refusals: list[str] = []
+    with manager(url, disk=None, keep=100) as ours:
+
+        def saved(step: int) -> bool:
+            try:
+                ours.save(step, large_state(step), blocking=True).result()
+            except NoSpace as error:
+                refusals.append(error.message)
+                return False
+            return True
+
+        last = next(step for step in range(1, 100) if not saved(step)) - 1
+        assert last >= 4
+        assert "\n" not in refusals[0]
+        assert "the storage nodes have no space left; remove old checkpoints" in refusals[0]
+        names = disk.list(root)
+        assert listed(names) == [f"step-{step:08d}" for step in range(1, last + 1)]
+        assert [disk.list(f"{root}/{name}") for name in names if name.startswith(".writer")] == [[]]
+        restored = ours.restore()
+        assert restored is not None
+        assert (restored.step, restored.passed_over) == (last, ())
+        for step in (1, 2, 3):
+            assert main(["ckpt", "rm", f"{url}/step-{step:08d}"]) == 0, capsys.readouterr()
+        again = last + 1
+        small_cluster.wait(lambda _: saved(again))  # what was removed is given back by and by
+    assert [(info.step, info.problem) for info in verify(url)] == [(step, None) for step in range(again, 3, -1)]

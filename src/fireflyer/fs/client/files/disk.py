@@ -19,6 +19,7 @@ from fireflyer.base.errors import (
     Exists,
     FireflyerError,
     InvariantViolation,
+    NoSpace,
     PermanentError,
     UsageError,
     error_from_wire,
@@ -60,6 +61,11 @@ def _translated(what: str) -> Iterator[None]:
 
 def _translate(error: FileError, what: str) -> FireflyerError:
     cause = error.__cause__
+    if isinstance(cause, NoSpace):
+        return NoSpace(
+            f"{what}: the storage nodes have no space left; remove old checkpoints or files, or add a node "
+            "(`ff fs status` shows what is free)"
+        )
     if isinstance(cause, FireflyerError) and not isinstance(cause, FileError):
         return error_from_wire(cause.code, f"{what}: {cause.message}")  # what the chunk store said, and not just EIO
     return translate_os_error(OSError(error.errno, error.strerror), what)
