@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import random
 import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from tests.support.disks import DISKS
 from tests.support.fs.clusters.local_cluster import LocalCluster
 
 from fireflyer.base.errors import Exists, FireflyerError, NotFound, UsageError
-from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Data, Disk
+from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Data, Disk, DiskLock, Held
 from fireflyer.checkpoint import open_storage
+from fireflyer.fs.client.files import disk as disk_of_3fs
+from fireflyer.fs.client.files.disk import FileSystemDisk
 
 
 @dataclass
@@ -299,3 +303,51 @@ def test_any_writes_leave_what_a_byte_array_would_hold(
     for length, offset in reads:
         assert file.pread(length, offset) == bytes(model[offset : offset + length])
     file.close()
+
+
+def test_a_lock_is_held_by_one_and_leaves_no_file(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_of_3fs, "_HOLDER_NS", 1)
+    disk, path = place.disk, place.path("lock")
+    lock = disk.hold(path)
+    assert lock is not None
+    with pytest.raises(Held, match=path):
+        disk.hold(path)
+    lock.release()
+    lock.release()
+    assert disk.list(place.root) == []
+    place.write("lock", b"")  # as one that was killed leaves it
+    again = disk.hold(path)
+    assert again is not None
+    again.release()
+    assert disk.list(place.root) == []
+    with pytest.raises(NotFound):
+        disk.hold(place.path("no/lock"))
+
+
+def test_of_many_threads_one_holds_a_lock_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each removes the file that the next ones may just have opened."""
+    monkeypatch.setattr(disk_of_3fs, "_HOLDER_NS", 1)
+    disk, path = place.disk, place.path("lock")
+    inside, most, wanted = [0], [0], 3 if isinstance(disk, FileSystemDisk) else 200
+
+    def take_turns(_: int) -> None:
+        for _ in range(wanted):
+            while (lock := hold(disk, path)) is None:
+                pass
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            time.sleep(0)
+            inside[0] -= 1
+            lock.release()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(take_turns, range(4)))
+    assert most == [1]
+    assert disk.list(place.root) == []
+
+
+def hold(disk: Disk, path: str) -> DiskLock | None:
+    try:
+        return disk.hold(path)
+    except Held:
+        return None

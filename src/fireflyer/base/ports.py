@@ -9,7 +9,9 @@ import contextlib
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-__all__ = ["DIRECT_ALIGN_BYTES", "Clock", "Data", "Disk", "DiskFile", "Transfer"]
+from fireflyer.base.errors import Busy
+
+__all__ = ["DIRECT_ALIGN_BYTES", "Clock", "Data", "Disk", "DiskFile", "DiskLock", "Held", "Transfer"]
 
 Data = bytes | bytearray | memoryview
 """Bytes to be written; a memoryview must be contiguous."""
@@ -66,6 +68,17 @@ class DiskFile(Protocol):
         """No transfer is in flight afterwards; one that was not waited for may not have happened."""
 
 
+class Held(Busy):
+    """Another process holds a lock."""
+
+
+class DiskLock(Protocol):
+    """Held until `release`, or until the process has ended, however it ends."""
+
+    def release(self) -> None:
+        """Its file is removed. Idempotent."""
+
+
 class Disk(Protocol):
     """A POSIX directory tree. Creations, renames and removals are durable only after `sync_dir` of their directory."""
 
@@ -112,9 +125,20 @@ class Disk(Protocol):
     def list(self, path: str) -> list[str]:
         """Names in the directory, sorted. Raises `NotFound`."""
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Raises `PermissionDenied` where that may not be known, as `is_dir`."""
 
     def is_dir(self, path: str) -> bool: ...
+
+    def hold(self, path: str) -> DiskLock | None:  # noqa: ARG002
+        """Makes the file `path`, or takes the one that a dead process has left, and locks it against other processes.
+        None: this file system has no locks, or the file belongs to another user who lets nobody lock it. Raises `Held`,
+        on 3FS after the time in which the session of a dead client ends; `NotFound` (no parent), `NoSpace`."""
+        return None
+
+    def shown(self, path: str) -> str:
+        """For messages: a path that other programs of the user take."""
+        return path
 
     def sync_dir(self, path: str) -> None: ...
 

@@ -7,8 +7,8 @@ import re
 import secrets
 from collections.abc import Iterator
 
-from fireflyer.base.errors import Exists, FireflyerError, UsageError
-from fireflyer.base.ports import Disk
+from fireflyer.base.errors import Busy, Exists, FireflyerError, PermissionDenied, UsageError
+from fireflyer.base.ports import Disk, Held
 from fireflyer.checkpoint.core.manifest import Manifest, decode_manifest, encode_manifest
 from fireflyer.checkpoint.core.names import MANIFEST_FILE
 from fireflyer.checkpoint.engine.directory import remove_tree, write_file
@@ -27,28 +27,54 @@ def temporary_names(disk: Disk, parent: str, name: str) -> list[str]:
 
 def begin(disk: Disk, parent: str, name: str, tag: str) -> str:
     """Makes the directory to fill, after removing what earlier ones left; returns its name in `parent`. `tag`: 16
-    hexadecimal digits. Raises `UsageError` where `name` exists."""
-    if disk.exists(f"{parent}/{name}"):
-        raise _exists(parent, name)
-    run_steps(ensure_directory(disk, parent))
-    for left in temporary_names(disk, parent, name):
-        run_steps(remove_tree(disk, f"{parent}/{left}"))
-    temporary = f"{_prefix(name)}{tag}"
-    disk.mkdir(f"{parent}/{temporary}")
-    return temporary
+    hexadecimal digits. Raises `UsageError` where `name` exists, `Busy` where another process is `filling` it."""
+    with _owning(disk, parent, name) as alone:
+        return _make(disk, parent, name, tag, alone=alone)
 
 
 @contextlib.contextmanager
 def filling(disk: Disk, parent: str, name: str) -> Iterator[str]:
-    """As `begin`, for one process. What an error leaves is removed: on a full disk it would take the space that is
-    needed to try again."""
-    temporary = begin(disk, parent, name, secrets.token_hex(8))
+    """As `begin`, for one process, which is alone with it until the end. What an error leaves is removed: on a full
+    disk it would take the space that is needed to try again."""
+    with _owning(disk, parent, name) as alone:
+        temporary = _make(disk, parent, name, secrets.token_hex(8), alone=alone)
+        try:
+            yield temporary
+        except BaseException:
+            with contextlib.suppress(FireflyerError):
+                run_steps(remove_tree(disk, f"{parent}/{temporary}"))
+            raise
+
+
+@contextlib.contextmanager
+def _owning(disk: Disk, parent: str, name: str) -> Iterator[bool]:
+    """Holds the lock of `name`. False: nobody can tell whether there are others."""
+    if disk.exists(f"{parent}/{name}"):
+        raise _exists(disk, parent, name)
+    run_steps(ensure_directory(disk, parent))
     try:
-        yield temporary
-    except BaseException:
-        with contextlib.suppress(FireflyerError):
-            run_steps(remove_tree(disk, f"{parent}/{temporary}"))
-        raise
+        lock = disk.hold(f"{parent}/.lock-{name}")
+    except Held:
+        raise Busy(
+            f"another process is writing {disk.shown(f'{parent}/{name}')}; wait for it, or choose another directory"
+        ) from None
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            with contextlib.suppress(FireflyerError):
+                lock.release()
+
+
+def _make(disk: Disk, parent: str, name: str, tag: str, *, alone: bool) -> str:
+    if disk.exists(f"{parent}/{name}"):  # who was waited for has made it
+        raise _exists(disk, parent, name)
+    for left in temporary_names(disk, parent, name) if alone else []:
+        with contextlib.suppress(PermissionDenied):  # another user's: it takes space, and is in nobody's way
+            run_steps(remove_tree(disk, f"{parent}/{left}"))
+    temporary = f"{_prefix(name)}{tag}"
+    disk.mkdir(f"{parent}/{temporary}")
+    return temporary
 
 
 def commit_manifest(disk: Disk, parent: str, name: str, temporary: str, manifest: Manifest) -> None:
@@ -66,7 +92,7 @@ def commit(disk: Disk, parent: str, name: str, temporary: str) -> None:
     try:
         disk.rename(f"{parent}/{temporary}", f"{parent}/{name}")
     except Exists:
-        raise _exists(parent, name) from None
+        raise _exists(disk, parent, name) from None
     disk.sync_dir(parent)
 
 
@@ -74,5 +100,5 @@ def _prefix(name: str) -> str:
     return f".tmp-{name}-"
 
 
-def _exists(parent: str, name: str) -> UsageError:
-    return UsageError(f"{parent}/{name} exists already; give another path")
+def _exists(disk: Disk, parent: str, name: str) -> UsageError:
+    return UsageError(f"{disk.shown(f'{parent}/{name}')} exists already; give another path")

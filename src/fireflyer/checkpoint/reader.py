@@ -2,7 +2,8 @@
 
 A checkpoint is *valid* when its manifest proves itself and every shard has its length, its header and all its tensors
 as recorded. Errors that may go away by themselves (`TransientError`) are raised: passing over a good checkpoint because
-the machine was short of file descriptors would throw work away.
+the machine was short of file descriptors would throw work away. A checkpoint that may not be read is passed over by a
+restore, which says so; who asks about it, or exports the newest, is told `PermissionDenied`, and never damage.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fireflyer.base.errors import DataCorruption, FireflyerError, NotFound, PermanentError, TransientError
+from fireflyer.base.errors import (
+    DataCorruption,
+    FireflyerError,
+    NotFound,
+    PermanentError,
+    PermissionDenied,
+    TransientError,
+)
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, Saved, decode_manifest, plans_of
@@ -48,6 +56,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     """None: nothing wrong was found, as far as was looked."""
     pinned: bool = False
     saved: Saved | None = None
+    denied: bool = False
+    """It may not be read, which is its `problem`: nothing is known of damage."""
 
 
 def choose(
@@ -90,7 +100,8 @@ class Opened(NamedTuple):
 
 def open_checkpoint(path: CheckpointPath, disk: Disk | None = None) -> Opened:
     """The checkpoint in the directory `path` (as of `open_storage`), or the newest of those in it whose manifest can be
-    read. Raises `NotFound` where there is none, `DataCorruption` where none can be read, and `TransientError`."""
+    read. Raises `NotFound` where there is none, `DataCorruption` where none can be read, `TransientError`, and
+    `PermissionDenied`."""
     disk, root, shown = open_storage(path, disk=disk)
     if disk.exists(f"{root}/{MANIFEST_FILE}"):
         parent, _, name = root.rpartition("/")
@@ -100,7 +111,7 @@ def open_checkpoint(path: CheckpointPath, disk: Disk | None = None) -> Opened:
     for candidate in found:
         try:
             manifest = read_manifest(disk, root, candidate)
-        except TransientError:
+        except (TransientError, PermissionDenied):
             raise
         except FireflyerError as error:
             passed_over.append(SkippedCheckpoint(candidate.name, error.message))
@@ -123,12 +134,13 @@ def _manifest_in(disk: Disk, root: str, name: str) -> Manifest:
 def describe(directory: CheckpointPath, disk: Disk | None = None, *, other_names: bool = False) -> list[CheckpointInfo]:
     """All checkpoints in `directory` (as of `open_storage`), newest first, by their manifests alone: quick. With
     `other_names` also those that are not called `step-…`: a restore does not look at them, but users of DCP choose
-    names. Raises `NotFound`."""
+    names. Raises `NotFound`, `TransientError`."""
     return _look_at_all(open_storage(directory, disk=disk), deep=False, other_names=other_names)
 
 
 def verify(directory: CheckpointPath, disk: Disk | None = None) -> list[CheckpointInfo]:
-    """All checkpoints in `directory`, newest first, with every byte read and checked. Raises `NotFound`."""
+    """All checkpoints in `directory`, newest first, with every byte read and checked. Raises `NotFound`,
+    `TransientError`."""
     return _look_at_all(open_storage(directory, disk=disk), deep=True)
 
 
@@ -157,31 +169,38 @@ def _look_at_all(storage: Storage, *, deep: bool, other_names: bool = False) -> 
     found = [candidate.name for candidate in candidates(names)]
     if other_names:
         others = [name for name in names if not name.startswith(".") and name not in found]
-        found += [name for name in others if disk.is_dir(f"{root}/{name}") and _has_manifest(disk, root, name)]
+        found += [name for name in others if _has_manifest(disk, root, name)]
     looked = [look(disk, root, name, names, deep=deep) for name in found]
     return sorted(looked, key=lambda info: -info.step)
 
 
 def _has_manifest(disk: Disk, root: str, name: str) -> bool:
-    return disk.exists(f"{root}/{name}/{MANIFEST_FILE}")
+    """Not where nobody lets us look: a checkpoint of another name cannot be told from another directory."""
+    with contextlib.suppress(PermissionDenied):
+        return disk.is_dir(f"{root}/{name}") and disk.exists(f"{root}/{name}/{MANIFEST_FILE}")
+    return False
 
 
 def look(disk: Disk, root: str, name: str, names: Sequence[str], *, deep: bool) -> CheckpointInfo:
-    """The checkpoint `root`/`name`, by its manifest, or with `deep` every byte. `names`: all in `root`."""
+    """The checkpoint `root`/`name`, by its manifest, or with `deep` every byte. `names`: all in `root`. Raises
+    `TransientError`."""
     manifest: Manifest | None = None
     problem: str | None = None
+    denied = False
     pinned = is_pinned(name, names)
     try:
         manifest = _manifest_in(disk, root, name)
         if deep:
             load(disk, root, name, manifest, sink_of(lambda _rank, _tensor: None))
+    except TransientError:
+        raise
     except FireflyerError as error:
-        problem = error.message
+        problem, denied = error.message, isinstance(error, PermissionDenied)
     candidate = parse_final(name)
     step = manifest.step if manifest is not None else candidate.step if candidate is not None else 0
     if manifest is None:
-        return CheckpointInfo(name, step, None, None, None, problem, pinned)
+        return CheckpointInfo(name, step, None, None, None, problem, pinned, denied=denied)
     size_bytes = sum(shard.file_bytes for shard in manifest.shards)
     return CheckpointInfo(
-        name, step, manifest.attempt, manifest.world_size, size_bytes, problem, pinned, manifest.saved
+        name, step, manifest.attempt, manifest.world_size, size_bytes, problem, pinned, manifest.saved, denied
     )

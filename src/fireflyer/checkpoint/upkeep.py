@@ -90,7 +90,8 @@ def unpin(path: CheckpointPath, disk: Disk | None = None) -> bool:
 
 def remove(path: CheckpointPath, *, force: bool = False, disk: Disk | None = None) -> None:
     """Removes a checkpoint. Raises `UsageError` for a pinned one, and without `force` for one that is whole where no
-    other is: others are read until one is found, newest first."""
+    other is: others are read until one is found, newest first. Raises `TransientError` and `PermissionDenied` where
+    that cannot be found out, and `PermissionDenied` where it may not be removed; then it is as it was."""
     disk, root, name, shown = _locate(path, disk)
     names = disk.list(root)
     if is_pinned(name, names):
@@ -101,7 +102,15 @@ def remove(path: CheckpointPath, *, force: bool = False, disk: Disk | None = Non
     with _permitted(shown, "removed"):
         disk.rename(f"{root}/{name}", f"{root}/{trash}")
     disk.sync_dir(root)
-    run_steps(remove_tree(disk, f"{root}/{trash}"))
+    try:
+        run_steps(remove_tree(disk, f"{root}/{trash}"))
+    except PermissionDenied:  # its directory is another user's: the first file was refused, so all are there
+        with contextlib.suppress(FireflyerError):
+            disk.rename(f"{root}/{trash}", f"{root}/{name}")
+            disk.sync_dir(root)
+        raise PermissionDenied(
+            f"{shown} is not removed: permission denied; that needs the right to write in it, too"
+        ) from None
 
 
 def _is_last(disk: Disk, root: str, name: str, names: list[str]) -> bool:
@@ -109,15 +118,18 @@ def _is_last(disk: Disk, root: str, name: str, names: list[str]) -> bool:
     others = [candidate.name for candidate in candidates(names) if candidate.name != name]
     if any(look(disk, root, other, names, deep=True).problem is None for other in others):
         return False
-    return look(disk, root, name, names, deep=True).problem is None
+    found = look(disk, root, name, names, deep=True)
+    if found.denied:
+        raise PermissionDenied(f"{found.problem}; nobody can tell whether it is the last whole checkpoint there")
+    return found.problem is None
 
 
 def damages(disk: Disk, root: str, name: str) -> Iterator[str]:
     """Reads every byte. Everything that is wrong, by file and tensor; where a tensor is, the others are read on.
-    Raises `TransientError`."""
+    Raises `TransientError`, `PermissionDenied`."""
     try:
         manifest = open_checkpoint(f"{root}/{name}", disk).manifest
-    except TransientError:
+    except (TransientError, PermissionDenied):
         raise
     except FireflyerError as error:
         yield error.message
@@ -142,7 +154,7 @@ def _only(manifest: Manifest, shard: ShardRecord, tensors: tuple[TensorRecord, .
 def _problem(disk: Disk, root: str, name: str, manifest: Manifest) -> str | None:
     try:
         load(disk, root, name, manifest, sink_of(lambda _rank, _tensor: None))
-    except TransientError:
+    except (TransientError, PermissionDenied):
         raise
     except FireflyerError as error:
         return error.message

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator
 from typing import Final, Self
 
 from fireflyer.base.errors import Exists, FireflyerError, PermanentError, UsageError
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Data, Disk, DiskFile, Transfer
+from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Data, Disk, DiskFile, DiskLock, Held, Transfer
 from fireflyer.runtime.content import open_content
 from fireflyer.runtime.transfers import TransferThreads
 
@@ -28,6 +30,9 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """What a file system says that has no fallocate. glibc's posix_fallocate would write into every block instead."""
+_NO_LOCKS: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EBADF)
+"""What flock says where there are no locks, and on NFS (EBADF) of a file that may only be read."""
+_LOCK_TRIES: Final = 100
 _UNKNOWN_BYTES: Final = 1 << 62
 _refused: dict[int, None] = {}
 """Devices that were said to refuse O_DIRECT."""
@@ -212,6 +217,47 @@ def _open_direct(fd: int, path: str, flags: int) -> int:
         return -1  # a umask that takes the owner's own rights away, no /proc: the first descriptor serves
 
 
+class _RealLock(DiskLock):
+    """flock of a file: the kernel releases it when the last descriptor is closed, so at the latest with the process."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd, self._path = fd, path
+
+    def in_place(self) -> bool:
+        """Who held it before may have removed the file that was opened here."""
+        try:
+            there = os.lstat(self._path)
+        except FileNotFoundError:
+            return False
+        held = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        try:
+            with _translated(f"remove {self._path}"), contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the same descriptor
+            os.close(fd)
+
+
+def _open_lock(path: str) -> int:
+    """-1: it is another user's, who lets nobody open it."""
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+    except PermissionError:
+        if not os.path.lexists(path):
+            raise
+    try:
+        return os.open(path, os.O_RDONLY | flags)
+    except PermissionError:
+        return -1
+
+
 class RealDisk(Disk):
     """The machine's file systems. New files have mode 0666 and new directories 0777, less the umask."""
 
@@ -251,10 +297,41 @@ class RealDisk(Disk):
             return sorted(os.listdir(_checked(path)))
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(_checked(path))
+        return self._mode(path) is not None
 
     def is_dir(self, path: str) -> bool:
-        return os.path.isdir(_checked(path))
+        mode = self._mode(path)
+        return mode is not None and stat.S_ISDIR(mode)
+
+    def _mode(self, path: str) -> int | None:
+        try:
+            return os.stat(_checked(path)).st_mode
+        except PermissionError as error:  # it may be there
+            raise translate_os_error(error, f"stat {path}") from error
+        except OSError:
+            return None
+
+    def hold(self, path: str) -> DiskLock | None:
+        with _translated(f"lock {path}"):
+            for _ in range(_LOCK_TRIES):
+                fd = _open_lock(_checked(path))
+                if fd < 0:
+                    return None
+                with contextlib.ExitStack() as unless_held:
+                    unless_held.callback(os.close, fd)
+                    try:
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        break
+                    except OSError as error:
+                        if error.errno not in _NO_LOCKS:
+                            raise
+                        return None
+                    lock = _RealLock(fd, path)
+                    if lock.in_place():
+                        unless_held.pop_all()
+                        return lock
+            raise Held(f"lock {path}: another process holds it")
 
     def sync_dir(self, path: str) -> None:
         with _translated(f"sync directory {path}"):

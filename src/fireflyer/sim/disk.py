@@ -28,7 +28,7 @@ import msgspec
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.base.ports import Data, Disk, DiskFile, Transfer
+from fireflyer.base.ports import Data, Disk, DiskFile, DiskLock, Held, Transfer
 from fireflyer.sim.files import (
     Change,
     DataFate,
@@ -97,6 +97,8 @@ class SimDisk:
         self.generation = 0
         self.lock = threading.RLock()
         """One operation at a time: the device also serves tests that use real threads."""
+        self.holders: dict[str, MountedDisk] = {}
+        """Who holds the lock of which path."""
         self._inodes = 1
         self._root = DirectoryNode(0)
         self._changes: list[Change] = []
@@ -332,7 +334,7 @@ class MountedDisk(Disk):
         self.durable_names = device.durable_names
 
     def _alive(self) -> SimDisk:
-        if self._dead or self._generation != self._device.generation:
+        if not self.lives:
             raise SimCrash
         return self._device
 
@@ -429,6 +431,33 @@ class MountedDisk(Disk):
     def is_dir(self, path: str) -> bool:
         return isinstance(self._alive().lookup(path), DirectoryNode)
 
+    def hold(self, path: str) -> DiskLock:
+        node = FileNode(self._device.new_number())
+
+        def effect(device: SimDisk) -> None:
+            holder = device.holders.get(path)
+            if holder is not None and holder.lives:
+                raise Held(f"lock {path}: another process holds it")
+            if device.lookup(path) is None:
+                self._add(device, "hold", path, node)
+            device.holders[path] = self
+
+        self.operate("hold", path, effect)
+        return _SimLock(self, path)
+
+    def let_go(self, path: str) -> None:
+        """What `hold` took."""
+        device = self._alive()
+        with device.lock:
+            try:
+                self.remove(path)
+            finally:
+                device.holders.pop(path, None)
+
+    @property
+    def lives(self) -> bool:
+        return not self._dead and self._generation == self._device.generation
+
     def sync_dir(self, path: str) -> None:
         self.operate(
             "sync_dir", path, lambda device: device.sync_directory(device.directory(path, f"sync directory {path}"))
@@ -442,6 +471,16 @@ class MountedDisk(Disk):
     @property
     def owner(self) -> str:
         return self._owner
+
+
+class _SimLock(DiskLock):
+    def __init__(self, disk: MountedDisk, path: str) -> None:
+        self._disk, self._path, self._held = disk, path, True
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._disk.let_go(self._path)
 
 
 class _SimTransfer(Transfer):

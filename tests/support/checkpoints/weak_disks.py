@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fireflyer.base.ports import Data, Disk, DiskFile, Transfer
+from fireflyer.base.ports import Data, Disk, DiskFile, DiskLock, Transfer
 
 __all__ = ["WithoutSync"]
 
@@ -43,6 +43,9 @@ class WithoutSync(Disk):
 
     def is_dir(self, path: str) -> bool:
         return self._disk.is_dir(path)
+
+    def hold(self, path: str) -> DiskLock | None:
+        return self._disk.hold(path)
 
     def sync_dir(self, path: str) -> None:
         if self._operation != "sync_dir" or not self._affects(path):

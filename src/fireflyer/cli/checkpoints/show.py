@@ -62,7 +62,7 @@ def _row(info: CheckpointInfo) -> tuple[str, ...]:
     at, by = _when(info), _who(info)
     state = ["pinned"] if info.pinned else []
     if info.problem is not None:
-        state.append(f"damaged: {clean(info.problem)}")
+        state.append(clean(info.problem) if info.denied else f"damaged: {clean(info.problem)}")
     return clean(info.name), str(info.step), size, ranks, at, by, ", ".join(state) or "-"
 
 
@@ -149,6 +149,8 @@ class _Verified(msgspec.Struct, frozen=True):
     step: int
     size_bytes: int | None
     problems: tuple[str, ...]
+    denied: bool = False
+    """It may not be read, which is its problem: nothing is known of damage."""
 
 
 @click.command("verify", short_help="Read every byte of checkpoints, and say what is damaged.",
@@ -157,7 +159,7 @@ class _Verified(msgspec.Struct, frozen=True):
 @click.option("--json", "as_json", is_flag=True, help=JSON_LINES)
 def verify_command(*, path: str, as_json: bool) -> int:
     """Read every byte of the checkpoint PATH, or of all in PATH, and compare it with the checksums. Each file and each
-    tensor that is damaged is named; the exit code is then 1."""
+    tensor that is damaged is named; the exit code is then 1, as where one may not be read."""
     damaged = False
     for verified in _verified(path):
         damaged = damaged or bool(verified.problems)
@@ -165,7 +167,7 @@ def verify_command(*, path: str, as_json: bool) -> int:
             click.echo(msgspec.json.encode(verified))
             continue
         size = "" if verified.size_bytes is None else f", {format_bytes(verified.size_bytes)}"
-        state = "damaged" if verified.problems else "whole"
+        state = "not read" if verified.denied else "damaged" if verified.problems else "whole"
         click.echo(f"{clean(verified.name)}: {state} (step {verified.step}{size})")
         for problem in verified.problems:
             click.echo(f"  {clean(problem)}")
@@ -173,7 +175,7 @@ def verify_command(*, path: str, as_json: bool) -> int:
 
 
 def _verified(path: str) -> list[_Verified]:
-    from fireflyer.base.errors import NotFound
+    from fireflyer.base.errors import NotFound, PermissionDenied
     from fireflyer.checkpoint.core.names import MANIFEST_FILE, parse_final
     from fireflyer.checkpoint.reader import describe, look
     from fireflyer.checkpoint.storage import open_storage
@@ -190,6 +192,10 @@ def _verified(path: str) -> list[_Verified]:
         raise NotFound(f"no checkpoint in {shown}")
     verified = []
     for info in found:
-        problems = (info.problem,) if info.problem is not None else tuple(damages(disk, root, info.name))
-        verified.append(_Verified(info.name, info.step, info.size_bytes, problems))
+        denied = info.denied
+        try:
+            problems = (info.problem,) if info.problem is not None else tuple(damages(disk, root, info.name))
+        except PermissionDenied as error:
+            problems, denied = (error.message,), True
+        verified.append(_Verified(info.name, info.step, info.size_bytes, problems, denied))
     return verified

@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,17 @@ from tests.support.checkpoints.states import SHARD, listed, manager, newest, sam
 from tests.support.fs.clusters.local_cluster import LocalCluster
 
 import fireflyer.fs
-from fireflyer.base.errors import DataCorruption, Fenced, NoSpace, Timeout, UsageError
+from fireflyer.base.errors import DataCorruption, Fenced, NoSpace, Timeout, TransientError, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Transfer
-from fireflyer.base.units import MIB
+from fireflyer.base.units import MIB, SECOND
 from fireflyer.checkpoint import State, TrainingLoop, describe, open_storage, stored_job_plan, verify
+from fireflyer.checkpoint import storage as storage_of_checkpoints
 from fireflyer.checkpoint.core.names import candidates
 from fireflyer.checkpoint.engine.directory import read_manifest
 from fireflyer.checkpoint.engine.loading import load, sink_of
+from fireflyer.cli.checkpoints import command as command_of_checkpoints
+from fireflyer.cli.main import main
 from fireflyer.fs.client.files.disk import FileSystemFile
 from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.files.open_inode import BegunRead
@@ -288,3 +292,103 @@ def test_any_storage_process_may_be_killed_during_a_save_and_during_a_load(
                 cluster.wait(cluster.whole)
     finally:
         cluster.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_checkpoints_that_no_storage_node_serves_are_neither_damaged_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of three nodes do not answer: every command ends within its patience, and says which chain is away."""
+    monkeypatch.setattr(storage_of_checkpoints, "_patience_ns", 2 * SECOND)
+    monkeypatch.setattr(command_of_checkpoints, "PATIENCE_NS", 2 * SECOND)
+    cluster = LocalCluster(tmp_path)
+    stopped: list[int] = []
+
+    def ff(*arguments: str) -> tuple[int, str, str]:
+        code = main(["ckpt", *arguments])
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    try:
+        cluster.ff("up", "--detach", "--relaxed", "--failure-timeout", "1", "--targets-per-node", "2")
+        url = cluster.url("/ckpt/run")
+        with manager(url, disk=None, keep=5) as ours:
+            for step in (10, 20):
+                ours.save(step, large_state(step), blocking=True).result()
+            stopped = [cluster.process(f"node-{number}") for number in (1, 2)]
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            cluster.wait(lambda status: status["summary"]["readable"] < status["summary"]["chains"])
+            with pytest.raises(TransientError, match="not done before the deadline"):
+                ours.restore()
+            for line in (("verify", url), ("export", url, str(tmp_path / "out")), ("rm", f"{url}/step-00000010")):
+                code, out, err = ff(*line)
+                assert (code, out, err.count("\n")) == (1, "", 1), line
+                assert "is unavailable: none of its targets is serving; `ff fs status` shows it" in err, line
+            for line in (("ls", url), ("ls", "--json", url), ("show", url)):  # a manifest is one chunk: of any chain
+                code, out, err = ff(*line)
+                assert (code, out != "", err != "") in ((0, True, False), (1, False, True)), line
+                assert "damaged" not in out + err
+                assert not code or "none of its targets is serving" in err
+            assert not (tmp_path / "out").exists()
+            while stopped:
+                os.kill(stopped.pop(), signal.SIGCONT)
+            cluster.wait(cluster.whole)
+            ours.save(40, large_state(40), blocking=True).result()
+        assert [(info.step, info.problem) for info in verify(url)] == [(40, None), (20, None), (10, None)]
+        assert ff("rm", f"{url}/step-00000010")[0] == 0
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        cluster.close()
+
+
+@pytest.fixture
+def small_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Two replicas of everything on a file system of 1,500 MiB."""
+    (tmp_path / "fs").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500m", "tmpfs", str(tmp_path / "fs")]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount file systems")
+    cluster = LocalCluster(tmp_path)
+    try:
+        cluster.ff("up", "--detach", "--relaxed", "--nodes", "2")
+        yield cluster
+    finally:
+        cluster.close()
+        subprocess.run(["umount", "--lazy", str(tmp_path / "fs")], check=True)
+
+
+@pytest.mark.slow
+def test_a_save_on_full_disks_fails_and_works_again_when_old_checkpoints_are_removed(
+    small_cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = small_cluster.url("/ckpt/run")
+    disk, root, _ = open_storage(url)
+    refusals: list[str] = []
+    with manager(url, disk=None, keep=100) as ours:
+
+        def saved(step: int) -> bool:
+            try:
+                ours.save(step, large_state(step), blocking=True).result()
+            except NoSpace as error:
+                refusals.append(error.message)
+                return False
+            return True
+
+        last = next(step for step in range(1, 100) if not saved(step)) - 1
+        assert last >= 4
+        assert "\n" not in refusals[0]
+        assert "the storage nodes have no space left; remove old checkpoints" in refusals[0]
+        names = disk.list(root)
+        assert listed(names) == [f"step-{step:08d}" for step in range(1, last + 1)]
+        assert [disk.list(f"{root}/{name}") for name in names if name.startswith(".writer")] == [[]]
+        restored = ours.restore()
+        assert restored is not None
+        assert (restored.step, restored.passed_over) == (last, ())
+        for step in (1, 2, 3):
+            assert main(["ckpt", "rm", f"{url}/step-{step:08d}"]) == 0, capsys.readouterr()
+        again = last + 1
+        small_cluster.wait(lambda _: saved(again))  # what was removed is given back by and by
+    assert [(info.step, info.problem) for info in verify(url)] == [(step, None) for step in range(again, 3, -1)]

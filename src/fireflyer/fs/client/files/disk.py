@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final
 
@@ -18,12 +19,13 @@ from fireflyer.base.errors import (
     Exists,
     FireflyerError,
     InvariantViolation,
+    NoSpace,
     PermanentError,
     UsageError,
     error_from_wire,
 )
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.base.ports import Data, Disk, DiskFile, Transfer
+from fireflyer.base.ports import Data, Disk, DiskFile, DiskLock, Held, Transfer
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.client.chunks import Options
 from fireflyer.fs.client.files.attributes import Statvfs
@@ -33,7 +35,7 @@ from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.open_inode import BegunRead
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.meta import END_OF_FILE, AllocateMode, RenameFlag
+from fireflyer.fs.schema.meta import END_OF_FILE, AllocateMode, LockKind, RenameFlag, Window
 
 __all__ = ["DISK_OPTIONS", "FileSystemDisk", "FileSystemFile"]
 
@@ -42,6 +44,10 @@ _PATIENCE_NS: Final = 300 * SECOND
 that."""
 DISK_OPTIONS: Final = FileOptions(write_bytes=96 * MIB, ahead_bytes=0, chunks=Options(timeout_ns=_PATIENCE_NS))
 """For `connect`: several large writes of one file under way, nothing fetched that was not asked for."""
+_HOLDER_NS: Final = 80 * SECOND
+"""For a lock: a killed client's session ends after a minute without a heartbeat, and its locks with it."""
+_LOCK_WAIT_NS: Final = SECOND // 2
+"""In one request, so that a signal is heard meanwhile."""
 _UNKNOWN_BYTES: Final = 1 << 62
 
 
@@ -55,6 +61,11 @@ def _translated(what: str) -> Iterator[None]:
 
 def _translate(error: FileError, what: str) -> FireflyerError:
     cause = error.__cause__
+    if isinstance(cause, NoSpace):
+        return NoSpace(
+            f"{what}: the storage nodes have no space left; remove old checkpoints or files, or add a node "
+            "(`ff fs status` shows what is free)"
+        )
     if isinstance(cause, FireflyerError) and not isinstance(cause, FileError):
         return error_from_wire(cause.code, f"{what}: {cause.message}")  # what the chunk store said, and not just EIO
     return translate_os_error(OSError(error.errno, error.strerror), what)
@@ -197,6 +208,43 @@ class FileSystemFile(DiskFile):
             raise PermanentError(f"{self._shown}: an earlier write failed; write a new file instead")
 
 
+class _Lock(DiskLock):
+    """Of a whole file, as flock: it ends with the session of this client, at the latest."""
+
+    def __init__(self, files: FileSystem, file: OpenFile, path: str, shown: str) -> None:
+        self._files, self._file, self._path, self._shown = files, file, path, shown
+
+    def take(self, until_ns: int) -> bool:
+        """Whether the file is still at its path then: who held it before may have removed it."""
+        while True:
+            try:
+                self._file.lock(LockKind.WRITE, window=Window.WHOLE, wait_ns=_LOCK_WAIT_NS)
+                break
+            except BlockingIOError:
+                if time.monotonic_ns() >= until_ns:
+                    raise Held(f"lock {self._shown}: another client holds it") from None
+        try:
+            return self._files.lstat(self._path).st_ino == self._file.file.inode_id
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        if self._file.file.closed:
+            return
+        try:
+            with _translated(f"remove {self._shown}"), contextlib.suppress(FileNotFoundError):
+                self._files.unlink(self._path)
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Leaves the file where it is."""
+        with contextlib.suppress(FireflyerError):  # an end of the session ends the lock, too
+            self._file.lock(LockKind.NONE, window=Window.WHOLE)
+        with contextlib.suppress(FireflyerError):
+            self._file.close()
+
+
 def _check_path(path: str) -> None:
     if not path.startswith("/") or "\0" in path:
         raise UsageError(f"path {path!r} is not an absolute POSIX path")
@@ -230,14 +278,14 @@ class FileSystemDisk(Disk):
         self._measured = ("", 0)
         """The directory whose free space was asked for last, and its inode."""
 
-    def _shown(self, path: str) -> str:
+    def shown(self, path: str) -> str:
         return f"{self._prefix}{path}"
 
     @contextlib.contextmanager
     def _of(self, verb: str, *paths: str) -> Iterator[None]:
         for path in paths:
             _check_path(path)
-        with _translated(f"{verb} {' to '.join(map(self._shown, paths))}"):
+        with _translated(f"{verb} {' to '.join(map(self.shown, paths))}"):
             yield
 
     def create(self, path: str, *, direct: bool = False) -> FileSystemFile:  # noqa: ARG002 - no page cache here
@@ -256,10 +304,10 @@ class FileSystemDisk(Disk):
         for at, end in enumerate(ends):
             if end is not None:
                 self._files.run(_close_all([file for file in made if file is not None]))
-                with _translated(f"create {self._shown(paths[at])}"):
+                with _translated(f"create {self.shown(paths[at])}"):
                     raise end
         files = [self._files.opened(file) for file in made if file is not None]
-        return [FileSystemFile(self._files, file, self._shown(path)) for path, file in zip(paths, files, strict=True)]
+        return [FileSystemFile(self._files, file, self.shown(path)) for path, file in zip(paths, files, strict=True)]
 
     def sync_files(self, files: Sequence[DiskFile]) -> None:
         ours = [file for file in files if isinstance(file, FileSystemFile)]
@@ -285,7 +333,7 @@ class FileSystemDisk(Disk):
             return self._open(path, os.O_RDONLY)
 
     def _open(self, path: str, flags: int) -> FileSystemFile:
-        return FileSystemFile(self._files, self._files.open_file(path, flags, 0o666), self._shown(path))
+        return FileSystemFile(self._files, self._files.open_file(path, flags, 0o666), self.shown(path))
 
     def mkdir(self, path: str) -> None:
         with self._of("mkdir", path):
@@ -299,7 +347,7 @@ class FileSystemDisk(Disk):
                 # Without the flag an empty directory would be replaced; the port promises never to.
                 if self.is_dir(target):
                     raise Exists(
-                        f"rename {self._shown(source)} to {self._shown(target)}: the target is a directory that exists "
+                        f"rename {self.shown(source)} to {self.shown(target)}: the target is a directory that exists "
                         "already"
                     ) from None
                 self._files.rename(source, target)
@@ -335,10 +383,29 @@ class FileSystemDisk(Disk):
             except (FileNotFoundError, NotADirectoryError):
                 return False
 
+    def hold(self, path: str) -> DiskLock | None:
+        until_ns = time.monotonic_ns() + _HOLDER_NS
+        with self._of("lock", path):
+            while True:
+                try:
+                    file = self._files.open_file(path, os.O_RDWR | os.O_CREAT, 0o666, follow=False)
+                except PermissionError:
+                    if not self._files.exists(path):
+                        raise
+                    return None
+                lock = _Lock(self._files, file, path, self.shown(path))
+                try:
+                    if lock.take(until_ns):
+                        return lock
+                except BaseException:
+                    lock.give_up()
+                    raise
+                lock.give_up()
+
     def sync_dir(self, path: str) -> None:
         with self._of("sync directory", path):
             if not self._files.stat(path).is_dir():
-                raise translate_os_error(OSError(errno.ENOTDIR, ""), f"sync directory {self._shown(path)}")
+                raise translate_os_error(OSError(errno.ENOTDIR, ""), f"sync directory {self.shown(path)}")
 
     def free_bytes(self, path: str) -> int:
         """Of the cluster, divided by its replicas, or what the quota of the directory leaves. Its inode is looked up
