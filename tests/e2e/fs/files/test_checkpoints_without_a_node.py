@@ -79,8 +79,11 @@ def check(found: dict[str, Any], expected: dict[str, torch.Tensor]) -> None:
 def save(url: str, step: int) -> None:
     """By two ranks, each of which writes its part."""
     ranks = Ranks(url, 2, None, attempt=step)
-    state = lambda rank: State(tensors(step), own_of(rank, step), {"step": step})  # noqa: E731
-    names = ranks.together(lambda ours: ours.save(step, state(ours.rank), blocking=True).result())
+    names = ranks.together(
+        lambda ours: ours.save(
+            step, State(tensors(step), own_of(ours.rank, step), {"step": step}), blocking=True
+        ).result()
+    )
     ranks.close()
     assert names == [f"step-{step:08d}"] * 2
 
