@@ -88,6 +88,11 @@ class Whole:
     def _logs(self) -> str:
         return "\n".join(f"{path}:\n{path.read_text()[-1500:]}" for path in sorted(self.directory.glob("**/log")))
 
+    def logged_at(self, log: str, text: str) -> str:
+        """When the only line with this text was written: date and time, which sort as text."""
+        (line,) = [line for line in (self.directory / log).read_text().splitlines() if text in line]
+        return line[: len("2026-01-01 00:00:00,000")]
+
     def client(self) -> Client:
         return Client(read_connection(self.layout.connection_file))
 
@@ -161,6 +166,9 @@ def test_tasks_files_and_their_state_survive_down_and_up(
     assert "1 task on 1 node: asked to save and to leave." in said
     assert "killed" not in said
     assert whole.processes() == []
+    platform_ended = whole.logged_at("manager/log", "leads no longer in term")
+    for node in (1, 2):
+        assert platform_ended <= whole.logged_at(f"storage/node-{node}/log", "stopping on request")
     assert main(["status", *where]) == 1
     assert "start it: ff up -d --dir" in capfd.readouterr().out
 
