@@ -57,7 +57,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     pinned: bool = False
     saved: Saved | None = None
     denied: bool = False
-    """It may not be read, which is its `problem`: nothing is known of damage."""
+    """Whether its `problem` is that this user may not read it: nothing is known of damage."""
 
 
 def choose(

@@ -446,7 +446,7 @@ class MountedDisk(Disk):
         return _SimLock(self, path)
 
     def let_go(self, path: str) -> None:
-        """What `hold` took."""
+        """Lock that `hold` took, which is free from now on."""
         device = self._alive()
         with device.lock:
             try:

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.units import counted
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.detached import command_line, own_say, report, run_detached
 from fireflyer.cli.numbers import Duration, WholeNumber
@@ -207,10 +208,11 @@ def _described(layout: PlatformLayout, platform: LocalPlatform, files: LocalStor
 
     where = os.path.relpath(layout.directory)
     option = "" if where == DEFAULT_DIRECTORY else f" --platform {quote(where)}"
+    manager = read_connection(layout.connection_file).url
     return (
-        f"The platform is up: {platform.nodes} nodes, manager at {read_connection(layout.connection_file).url}.\n"
+        f"The platform is up: {counted(platform.nodes, 'node')}, manager at {manager}.\n"
         f"{_described_storage(files)}"
-        f"  submit: ff submit{option} --nodes 2 train.py\n"
+        f"  submit: ff submit{option} --nodes {min(2, platform.nodes)} train.py\n"
         f"  show:   ff status{option} · ff ps{option}\n"
         f"  stop:   {_down(layout)}\n"
     )
