@@ -15,7 +15,7 @@ from tests.support.patience import allowed_s
 from fireflyer.base.events import RankExited, Suspended
 from fireflyer.base.units import SECOND
 from fireflyer.checkpoint import verify
-from fireflyer.cluster.schema.job import JobSpec
+from fireflyer.cluster.schema.job import JobSpec, Timeouts
 from fireflyer.cluster.sdk import SUSPENDED_EXIT_CODE
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -31,7 +31,7 @@ def spec_of(directory: Path, last: int, ranks: int) -> JobSpec:
     args = (str(directory.parent / "saved"), str(directory.parent / "slow"), str(SAVED), str(last))
     return JobSpec(
         script=TRAINING, args=args, run_dir=str(directory / "run"), ranks_per_node=ranks, devices="cpu",
-        suspend_grace_ns=GRACE_NS,
+        suspend_grace_ns=GRACE_NS, timeouts=Timeouts(node_lost_ns=60 * SECOND),
     )  # fmt: skip
 
 

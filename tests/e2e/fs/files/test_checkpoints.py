@@ -300,7 +300,6 @@ def test_checkpoints_that_no_storage_node_serves_are_neither_damaged_nor_removed
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two of three nodes do not answer: every command ends within its patience, and says which chain is away."""
-    monkeypatch.setattr(storage_of_checkpoints, "_patience_ns", 2 * SECOND)
     monkeypatch.setattr(command_of_checkpoints, "PATIENCE_NS", 2 * SECOND)
     cluster = LocalCluster(tmp_path)
     stopped: list[int] = []
@@ -311,30 +310,34 @@ def test_checkpoints_that_no_storage_node_serves_are_neither_damaged_nor_removed
         return code, found.out, found.err
 
     try:
-        cluster.ff("up", "--detach", "--relaxed", "--failure-timeout", "1", "--targets-per-node", "2")
+        cluster.ff("up", "--detach", "--relaxed", "--failure-timeout", "2", "--targets-per-node", "2")
         url = cluster.url("/ckpt/run")
         with manager(url, disk=None, keep=5) as ours:
             for step in (10, 20):
                 ours.save(step, large_state(step), blocking=True).result()
-            stopped = [cluster.process(f"node-{number}") for number in (1, 2)]
-            for pid in stopped:
-                os.kill(pid, signal.SIGSTOP)
-            cluster.wait(lambda status: status["summary"]["readable"] < status["summary"]["chains"])
-            with pytest.raises(TransientError, match="not done before the deadline"):
-                ours.restore()
-            for line in (("verify", url), ("export", url, str(tmp_path / "out")), ("rm", f"{url}/step-00000010")):
-                code, out, err = ff(*line)
-                assert (code, out, err.count("\n")) == (1, "", 1), line
-                assert "is unavailable: none of its targets is serving; `ff fs status` shows it" in err, line
-            for line in (("ls", url), ("ls", "--json", url), ("show", url)):  # a manifest is one chunk: of any chain
-                code, out, err = ff(*line)
-                assert (code, out != "", err != "") in ((0, True, False), (1, False, True)), line
-                assert "damaged" not in out + err
-                assert not code or "none of its targets is serving" in err
-            assert not (tmp_path / "out").exists()
-            while stopped:
-                os.kill(stopped.pop(), signal.SIGCONT)
-            cluster.wait(cluster.whole)
+        stopped = [cluster.process(f"node-{number}") for number in (1, 2)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        cluster.wait(lambda status: status["summary"]["readable"] < status["summary"]["chains"])
+        monkeypatch.setattr(storage_of_checkpoints, "_patience_ns", 2 * SECOND)  # of connections from now on
+        impatience = pytest.raises(TransientError, match="not done before the deadline")
+        with impatience, manager(url, disk=None, keep=5) as impatient:
+            impatient.restore()
+        for line in (("verify", url), ("export", url, str(tmp_path / "out")), ("rm", f"{url}/step-00000010")):
+            code, out, err = ff(*line)
+            assert (code, out, err.count("\n")) == (1, "", 1), line
+            assert "is unavailable: none of its targets is serving; `ff fs status` shows it" in err, line
+        for line in (("ls", url), ("ls", "--json", url), ("show", url)):  # a manifest is one chunk: of any chain
+            code, out, err = ff(*line)
+            assert (code, out != "", err != "") in ((0, True, False), (1, False, True)), line
+            assert "damaged" not in out + err
+            assert not code or "none of its targets is serving" in err
+        assert not (tmp_path / "out").exists()
+        while stopped:
+            os.kill(stopped.pop(), signal.SIGCONT)
+        cluster.wait(cluster.whole)
+        monkeypatch.setattr(storage_of_checkpoints, "_patience_ns", None)
+        with manager(url, disk=None, keep=5) as ours:
             ours.save(40, large_state(40), blocking=True).result()
         assert [(info.step, info.problem) for info in verify(url)] == [(40, None), (20, None), (10, None)]
         assert ff("rm", f"{url}/step-00000010")[0] == 0
