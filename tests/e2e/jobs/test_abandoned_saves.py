@@ -18,7 +18,7 @@ from fireflyer.checkpoint import verify
 from fireflyer.cluster.schema.job import JobSpec, Timeouts
 from fireflyer.cluster.sdk import SUSPENDED_EXIT_CODE
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(800)]
 
 TRAINING: Final = str(Path(__file__).parents[2] / "support" / "jobs" / "slow_disk_training.py")
 GRACE_NS: Final = 16 * SECOND

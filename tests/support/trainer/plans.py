@@ -74,7 +74,7 @@ EPSILON: Final = 1e-3
 """Of Adam. With 1e-8 its first steps divide the gradient of an element by itself: the element moves by the learning
 rate, however small its gradient is. Rounding is relative to the whole gradient tensor: a small element has a large
 relative error, so that 2e-7 in gradients were seen to be 1e-5 in parameters."""
-LIMIT_S: Final = 300
+LIMIT_S: Final = 840
 
 
 def write_deeper(directory: Path) -> None:

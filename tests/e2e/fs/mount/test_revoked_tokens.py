@@ -22,7 +22,7 @@ from fireflyer.fs.client.local import access_of
 from fireflyer.identity.handshake import token_id_of
 from fireflyer.identity.private_files import write_private_file
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CLOSED_S: Final = 10.0
 """After a token is revoked, as the command says."""
