@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -72,9 +73,9 @@ def test_tensors_of_every_dtype_fit_their_own_and_no_other(dtype: str) -> None:
     order=st.randoms(use_true_random=False),
     steps=st.lists(st.integers(1, 2), min_size=4, max_size=4),
 )
-def test_any_strides_are_judged_as_torch_judges_them(shape: list[int], order: object, steps: list[int]) -> None:
+def test_any_strides_are_judged_as_torch_judges_them(shape: list[int], order: random.Random, steps: list[int]) -> None:
     axes = list(range(len(shape)))
-    order.shuffle(axes)  # type: ignore[attr-defined]
+    order.shuffle(axes)
     tensor = torch.zeros([2 * size for size in shape]).permute(axes)
     for axis, step in enumerate(steps[: len(shape)]):
         tensor = tensor[(slice(None),) * axis + (slice(0, tensor.shape[axis] // 2 * step, step),)]
