@@ -44,7 +44,8 @@ class Contender(Protocol):
 
 
 def empty_like(state: State) -> State:
-    return {name: torch.empty_like(tensor) for name, tensor in state.items()}
+    """Also of tensors that are only described (`meta`)."""
+    return {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in state.items()}
 
 
 def _copied(loaded: State, into: State | None) -> State:
@@ -74,10 +75,12 @@ def _sync(path: str) -> None:
 class Ours(Contender):
     stalls = True
 
-    def __init__(self, directory: str, state: State, disk: Disk | None = None) -> None:
+    def __init__(self, directory: str, state: State | None, disk: Disk | None = None) -> None:
+        """Without a state it only loads."""
         disk = disk or RealDisk()
         self._manager = CheckpointManager(directory, rank=0, world_size=1, store=None, disk=disk, keep=1)
-        self._manager.reserve(SavedState(state))
+        if state is not None:
+            self._manager.reserve(SavedState(state))
         self._step = 0
         self._directory = directory
 
@@ -102,6 +105,9 @@ class Ours(Contender):
         self._manager.wait()
         _forget(self._directory)
 
+    def close(self) -> None:
+        self._manager.close()
+
 
 class _Files(Contender):
     """A new file or directory for each save; the older one is removed when it is not needed any more."""
@@ -119,7 +125,7 @@ class _Files(Contender):
 
     def save(self, state: State) -> float:
         self._number += 1
-        self._like = state
+        self._like = {name: tensor.to("meta") for name, tensor in state.items()}
         return self._save(state)
 
     def _save(self, state: State) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
@@ -15,10 +16,11 @@ from typing import NamedTuple
 
 from bench.checkpoint.contenders import Contender
 from bench.checkpoint.program import State
-from bench.checkpoint.states import Shape, random_state
+from bench.checkpoint.room import kib_of
+from bench.checkpoint.states import Shape, touched_state
 from bench.report import Figure, figure
 
-__all__ = ["Peak", "available_bytes", "peaks_of"]
+__all__ = ["Peak", "peaks_of"]
 
 Make = Callable[[str, State], Contender]
 
@@ -32,16 +34,8 @@ class Peak(NamedTuple):
     """During a load into the tensors that are there, beside what was kept."""
 
 
-def available_bytes() -> int:
-    """Memory of this machine that can be had without paging."""
-    return _status("MemAvailable", "/proc/meminfo")
-
-
-def _status(field: str, file: str = "/proc/self/status") -> int:
-    for line in Path(file).read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) << 10
-    raise LookupError(field)
+def _status(field: str) -> int:
+    return kib_of(field, "/proc/self/status") << 10
 
 
 def _reset_peak() -> int:
@@ -52,7 +46,7 @@ def _reset_peak() -> int:
 
 
 def _measure(make: Make, shape: Shape, directory: str) -> Peak:
-    state = random_state(shape.tensors, shape.size_bytes)
+    state = touched_state(shape.tensors, shape.size_bytes)
     before = _reset_peak()
     contender = make(directory, state)
     for _ in range(2):
@@ -65,6 +59,7 @@ def _measure(make: Make, shape: Shape, directory: str) -> Peak:
 
 
 def _tell(make: Make, shape: Shape, directory: str, answer: Connection) -> None:
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # it is meant
     try:
         answer.send(_measure(make, shape, directory))
     except Exception as error:

@@ -9,7 +9,7 @@ import torch
 from bench.checkpoint.program import State
 from fireflyer.native import crc32c
 
-__all__ = ["SHAPES", "Shape", "random_state", "same", "sums_of"]
+__all__ = ["SHAPES", "Shape", "random_state", "same", "sums_of", "touched_state"]
 
 
 class Shape(NamedTuple):
@@ -18,8 +18,8 @@ class Shape(NamedTuple):
     size_bytes: int
     """Of each tensor, fp32."""
     only_two: bool = False
-    """Measured is ours beside the O_DIRECT program alone, with the state and one image in memory and no more: for a
-    state that has no room for a third copy."""
+    """Measured is ours beside the O_DIRECT program (on 3FS: the chunk client) alone, with the state and one image in
+    memory and no more: for a state that has no room for a third copy."""
 
     @property
     def total_bytes(self) -> int:
@@ -49,6 +49,11 @@ SHAPES: Final = {
 
 def random_state(count: int, size_bytes: int) -> State:
     return {f"layer.{number}.weight": torch.rand(size_bytes // 4) for number in range(count)}
+
+
+def touched_state(count: int, size_bytes: int) -> State:
+    """Sooner there than a random one: for what does not depend on the values."""
+    return {f"layer.{number}.weight": torch.full((size_bytes // 4,), float(number)) for number in range(count)}
 
 
 def same(left: State, right: State) -> bool:

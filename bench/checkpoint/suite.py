@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import safetensors
 import torch
 
 from bench.checkpoint import agreement, cluster, gpu
 from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Ours, Program, empty_like
-from bench.checkpoint.peak import available_bytes, peaks_of
+from bench.checkpoint.peak import peaks_of
 from bench.checkpoint.program import copy_all, read_raw, write_raw
+from bench.checkpoint.room import missing_room
 from bench.checkpoint.states import SHAPES, Shape, random_state, same, sums_of
 from bench.checkpoint.turns import Turn, timed
 from bench.report import Bound, Figure, Measuring, Options, Result, figure, say
@@ -37,8 +37,6 @@ from bench.report import Bound, Figure, Measuring, Options, Result, figure, say
 __all__ = ["run"]
 
 _Samples = dict[str, list[float]]
-_SPARE_BYTES: Final = 512 << 20
-"""For everything else."""
 
 
 class _Place(NamedTuple):
@@ -71,8 +69,7 @@ def _all(options: Options) -> Iterator[Result]:
     where = Path("build/bench")
     where.mkdir(parents=True, exist_ok=True)
     for shape in SHAPES[options.scale]:
-        of_cluster = () if shape.only_two else cluster.cases_of(shape)
-        for wanted, measure in ((_cases_of(shape), _measure), (of_cluster, cluster.measure)):
+        for wanted, measure in ((_cases_of(shape), _measure), (cluster.cases_of(shape), cluster.measure)):
             if any(map(options.selects, wanted)):
                 with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=where) as directory:
                     yield from measure(options, shape, os.path.abspath(directory))
@@ -86,10 +83,20 @@ def _cases_of(shape: Shape) -> tuple[str, ...]:
 
 
 def _measure(options: Options, shape: Shape, directory: str) -> Iterator[Result]:
-    missing = _missing_room(shape, directory)
+    # Memory: the state and two images (of ours and of the program, or one and what is loaded). Disk: for each two
+    # files, and the bound's.
+    images, files = (2, 5) if shape.only_two else (4, 11)
+    missing = missing_room(images * shape.total_bytes, files * shape.total_bytes, directory)
     if missing:
         say(f"disk/{shape.name} is not measured: {missing}")
         return
+    yield from _times(options, shape, directory)  # whose memory is free again
+    save, _, existing, _ = map(options.selects, _cases_of(shape))
+    if save or existing:
+        yield from _peaks(options, shape, directory)
+
+
+def _times(options: Options, shape: Shape, directory: str) -> Iterator[Result]:
     state = random_state(shape.tensors, shape.size_bytes)
     contenders = _two(directory, state) if shape.only_two else _contenders(directory, state)
     program = contenders[PROGRAM]
@@ -100,27 +107,22 @@ def _measure(options: Options, shape: Shape, directory: str) -> Iterator[Result]
         yield from _saves(options, place)
     else:
         _save_once(place)
+    expected = sums_of(state) if shape.only_two else []
     if existing:
-        yield from _loads(options, place, "existing")
-    if new and not shape.only_two:
-        yield from _loads(options, place, "new")
-    if (save or existing) and not shape.only_two:
-        yield from _peaks(options, place)
+        yield from _loads(options, place, "existing", expected)
+    if new and shape.only_two:
+        _let_go(place)
+    if new:
+        yield from _loads(options, place, "new", expected)
 
 
-def _missing_room(shape: Shape, directory: str) -> str | None:
-    """Memory: the state and two images (of ours and of the program, or one and what is loaded), and on the disk for
-    each two files and the bound's."""
-    memory_bytes = (2 if shape.only_two else 4) * shape.total_bytes + _SPARE_BYTES
-    disk_bytes = (5 if shape.only_two else 11) * shape.total_bytes + _SPARE_BYTES
-    free_bytes = shutil.disk_usage(directory).free
-    for what, needed, there in (
-        ("memory", memory_bytes, available_bytes()),
-        ("space on the disk", disk_bytes, free_bytes),
-    ):
-        if there < needed:
-            return f"it needs {needed >> 20} MiB of {what}, {there >> 20} MiB are free"
-    return None
+def _let_go(place: _Place) -> None:
+    """Of the state: what is loaded into new tensors takes its memory."""
+    ours = place.contenders["ours"]
+    assert isinstance(ours, Ours)
+    ours.close()
+    place.contenders["ours"] = Ours(os.path.join(place.directory, "ours"), None)
+    place.state.clear()
 
 
 def _contenders(directory: str, state: dict[str, torch.Tensor]) -> dict[str, Contender]:
@@ -199,10 +201,10 @@ def _processor(case: str, turns: dict[str, list[Turn]], shape: Shape) -> Result:
     return _judge(result, target, result.ours.median <= 0.5 * gib)
 
 
-def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
+def _loads(options: Options, place: _Place, kind: str, expected: list[int]) -> list[Result]:
+    """`expected`: the sums of the state, where it has no copy."""
     turns: dict[str, list[Turn]] = {name: [] for name in (*place.contenders, "disk")}
-    target = place.state if place.shape.only_two else empty_like(place.state)
-    expected = sums_of(place.state) if place.shape.only_two else []
+    target = place.state if expected else empty_like(place.state)
     for number in range(options.rounds + 1):
         for name, contender in place.contenders.items():
             if name == "DCP async":
@@ -230,14 +232,14 @@ def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
     ]
 
 
-def _peaks(options: Options, place: _Place) -> list[Result]:
+def _peaks(options: Options, shape: Shape, directory: str) -> list[Result]:
     """Of each contender in processes of their own."""
     saves: dict[str, Figure | str] = {}
     loads: dict[str, Figure | str] = {}
-    temporary = functools.partial(tempfile.TemporaryDirectory, prefix="peak-", dir=place.directory)
-    for name in CONTENDERS:
-        saves[name], loads[name] = peaks_of(CONTENDERS[name], place.shape, options.rounds, temporary)
-    return [_peak(f"save/disk/{place.shape.name}", saves), _peak(f"load/disk/{place.shape.name}/existing", loads)]
+    temporary = functools.partial(tempfile.TemporaryDirectory, prefix="peak-", dir=directory)
+    for name in ("ours", PROGRAM) if shape.only_two else CONTENDERS:
+        saves[name], loads[name] = peaks_of(CONTENDERS[name], shape, options.rounds, temporary)
+    return [_peak(f"save/disk/{shape.name}", saves), _peak(f"load/disk/{shape.name}/existing", loads)]
 
 
 def _peak(case: str, peers: dict[str, Figure | str]) -> Result:
