@@ -2,12 +2,13 @@
 and with peers that write files of the same file system through a mount (FUSE).
 
 `save/3FS/SHAPE`: from the call until the checkpoint is durable; `stall/3FS/SHAPE`: how long the caller is held up.
-`load/3FS/SHAPE/existing` and `load/3FS/SHAPE/new`: the newest one, into tensors that are there or into new memory. The
-chunk client writes the same number of bytes from ready memory, and reads them into ready memory (`chunks`); the raw
-disk has them once, with O_DIRECT, where 3FS has them twice. Storage processes, disks and all clients share the
-processors. Processor time is that of the process that saves, and of the mount where it goes through one, without the
-storage processes behind; memory is that of the process that saves alone. Where nothing can be mounted, why is said in
-the place of the figures. A state that has no room for a third copy is saved by ours and the chunk client alone.
+`load/3FS/SHAPE/existing` and `load/3FS/SHAPE/new`: the newest one, into tensors that are there or into new memory,
+from the disk: neither a mount nor a storage process has it in its page cache. The chunk client writes the same number
+of bytes from ready memory, and reads them into ready memory (`chunks`); the raw disk has them once, with O_DIRECT,
+where 3FS has them twice. Storage processes, disks and all clients share the processors. Processor time is that of the
+process that saves, and of the mount where it goes through one, without the storage processes behind; memory is that of
+the process that saves alone. Where nothing can be mounted, why is said in the place of the figures. A state that has
+no room for a third copy is saved by ours and the chunk client alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.support.fs.mounts.mounting import Mount, missing, mounted
 
 import fireflyer.fs
 from bench.checkpoint.chunks import Chunks
-from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Ours, Program, empty_like
+from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Ours, Program, empty_like, forget_pages
 from bench.checkpoint.peak import peaks_of
 from bench.checkpoint.program import State, aligned, read_raw, write_raw
 from bench.checkpoint.room import missing_room
@@ -91,8 +92,8 @@ class _Run(NamedTuple):
     contenders: dict[str, Contender]
     chunks: Chunks
     image: torch.Tensor
-    raw: str
-    """A file on the disk that all storage nodes are on."""
+    directory: str
+    """Of the storage nodes, all on one disk."""
     mount: Mount | None
     no_mount: str
     """Why there is none."""
@@ -100,6 +101,10 @@ class _Run(NamedTuple):
     @property
     def peers(self) -> tuple[str, ...]:
         return () if self.shape.only_two else _PEERS
+
+    @property
+    def raw(self) -> str:
+        return os.path.join(self.directory, "raw")
 
     def mount_s(self, name: str) -> float:
         """Processor time of the mount, for who goes through it."""
@@ -147,8 +152,8 @@ def _times(
         contenders[PROGRAM] = Program(_made(mount, PROGRAM), state, image)
         contenders |= {name: CONTENDERS[name](_made(mount, name), state) for name in _PEERS if name != PROGRAM}
     with cluster.ring() as ring:
-        raw = str(cluster.directory / "raw")
-        run = _Run(shape, state, ours, contenders, Chunks(ring, chains, image), image, raw, mount, no_mount)
+        chunks, directory = Chunks(ring, chains, image), str(cluster.directory)
+        run = _Run(shape, state, ours, contenders, chunks, image, directory, mount, no_mount)
         with contextlib.closing(run):
             yield from _saves(run, _save_in_turns(options, run))
             expected = sums_of(state) if shape.only_two else []
@@ -207,9 +212,10 @@ def _load_in_turns(options: Options, run: _Run, kind: str, expected: list[int]) 
     for number in range(options.rounds + 1):
         for name in names:
             contender = run.contenders[name]
-            contender.tidy()  # the page cache has nothing of it
+            contender.tidy()
             for tensor in target.values():
                 tensor.zero_()
+            forget_pages(run.directory)  # storage processes read from the disk
             loaded: list[State] = []
             turn = _with_mount(run, name, lambda: loaded.append(contender.load(into)))  # noqa: B023 - called at once
             right = sums_of(loaded[0]) == expected if expected else same(loaded[0], run.state)
@@ -218,6 +224,7 @@ def _load_in_turns(options: Options, run: _Run, kind: str, expected: list[int]) 
             if number:
                 loads[name].append(turn)
         for name, work in ((_CHUNKS, run.chunks.read), (_DISK, lambda: read_raw(run.raw, run.image))):
+            forget_pages(run.directory)
             turn = timed(work)
             if number:
                 loads[name].append(turn)

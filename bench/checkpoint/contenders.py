@@ -22,7 +22,7 @@ from fireflyer.checkpoint import CheckpointManager
 from fireflyer.checkpoint import State as SavedState
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["CONTENDERS", "PROGRAM", "Contender", "Ours", "Program", "empty_like"]
+__all__ = ["CONTENDERS", "PROGRAM", "Contender", "Ours", "Program", "empty_like", "forget_pages"]
 
 PROGRAM: Final = "O_DIRECT program"
 
@@ -56,7 +56,7 @@ def _copied(loaded: State, into: State | None) -> State:
     return into
 
 
-def _forget(directory: str) -> None:
+def forget_pages(directory: str) -> None:
     """Drops the files below from the page cache."""
     for where, _, names in os.walk(directory):
         for name in names:
@@ -103,7 +103,7 @@ class Ours(Contender):
 
     def tidy(self) -> None:
         self._manager.wait()
-        _forget(self._directory)
+        forget_pages(self._directory)
 
     def close(self) -> None:
         self._manager.close()
@@ -136,7 +136,7 @@ class _Files(Contender):
             old = os.path.join(self._directory, name)
             if old != self.path:
                 shutil.rmtree(old) if os.path.isdir(old) else os.remove(old)
-        _forget(self._directory)
+        forget_pages(self._directory)
 
 
 class Program(_Files):

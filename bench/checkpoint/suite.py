@@ -83,9 +83,9 @@ def _cases_of(shape: Shape) -> tuple[str, ...]:
 
 
 def _measure(options: Options, shape: Shape, directory: str) -> Iterator[Result]:
-    # Memory: the state and two images (of ours and of the program, or one and what is loaded). Disk: for each two
-    # files, and the bound's.
-    images, files = (2, 5) if shape.only_two else (4, 11)
+    # Memory: the state, images of ours, of the program and of DCP, and what is loaded, which torch.load has twice; or
+    # one image and what is loaded. Disk: for each two files, and the bound's.
+    images, files = (2, 5) if shape.only_two else (6, 11)
     missing = missing_room(images * shape.total_bytes, files * shape.total_bytes, directory)
     if missing:
         say(f"disk/{shape.name} is not measured: {missing}")
