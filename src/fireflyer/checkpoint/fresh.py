@@ -6,16 +6,18 @@ import contextlib
 import re
 import secrets
 from collections.abc import Iterator
+from typing import Final
 
 from fireflyer.base.errors import Busy, Exists, FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.ports import Disk, Held
 from fireflyer.checkpoint.core.manifest import Manifest, decode_manifest, encode_manifest
-from fireflyer.checkpoint.core.names import MANIFEST_FILE
-from fireflyer.checkpoint.engine.directory import remove_tree, write_file
+from fireflyer.checkpoint.core.names import MANIFEST_FILE, is_temporary, parse_final
+from fireflyer.checkpoint.engine.directory import ensure_directory, remove_tree, write_file
 from fireflyer.checkpoint.engine.steps import run_steps
-from fireflyer.checkpoint.opening import ensure_directory
 
-__all__ = ["begin", "commit", "commit_manifest", "filling", "temporary_names"]
+__all__ = ["abandoned", "begin", "commit", "commit_manifest", "filling", "temporary_names"]
+
+_TEMPORARY: Final = re.compile(r"\.tmp-(.+)-[0-9a-f]{16}")
 
 
 def temporary_names(disk: Disk, parent: str, name: str) -> list[str]:
@@ -53,11 +55,35 @@ def _owning(disk: Disk, parent: str, name: str) -> Iterator[bool]:
         raise _exists(disk, parent, name)
     run_steps(ensure_directory(disk, parent))
     try:
-        lock = disk.hold(f"{parent}/.lock-{name}")
+        lock = disk.hold(f"{parent}/{_lock_name(name)}")
     except Held:
         raise Busy(
             f"another process is writing {disk.shown(f'{parent}/{name}')}; wait for it, or choose another directory"
         ) from None
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            with contextlib.suppress(FireflyerError):
+                lock.release()
+
+
+@contextlib.contextmanager
+def abandoned(disk: Disk, parent: str, name: str) -> Iterator[bool]:
+    """Whether `name` in `parent` is a checkpoint that nobody fills any more, as nobody begins to before the end, or
+    nothing that is filled here. False where it cannot be known, and for what is to become no checkpoint: who fills that
+    again removes it."""
+    found = _TEMPORARY.fullmatch(name)
+    if found is None or is_temporary(name):
+        yield True
+        return
+    if parse_final(found[1]) is None:
+        yield False
+        return
+    try:
+        lock = disk.hold(f"{parent}/{_lock_name(found[1])}")
+    except Held:
+        lock = None
     try:
         yield lock is not None
     finally:
@@ -98,6 +124,10 @@ def commit(disk: Disk, parent: str, name: str, temporary: str) -> None:
 
 def _prefix(name: str) -> str:
     return f".tmp-{name}-"
+
+
+def _lock_name(name: str) -> str:
+    return f".lock-{name}"
 
 
 def _exists(disk: Disk, parent: str, name: str) -> UsageError:

@@ -27,10 +27,18 @@ from fireflyer.checkpoint.core.fence import Writer, check_start, next_writer, ov
 from fireflyer.checkpoint.core.manifest import check_plain, decode_job_plan, encode_job_plan
 from fireflyer.checkpoint.core.names import JOB_FILE, candidates, trash_name
 from fireflyer.checkpoint.core.retention import leftovers
-from fireflyer.checkpoint.engine.directory import discard, explain_failure, read_file, read_manifest, write_file
+from fireflyer.checkpoint.engine.directory import (
+    discard,
+    ensure_directory,
+    explain_failure,
+    read_file,
+    read_manifest,
+    write_file,
+)
 from fireflyer.checkpoint.engine.steps import Steps
+from fireflyer.checkpoint.fresh import abandoned
 
-__all__ = ["Opened", "become_writer", "ensure_directory", "open_root", "stored_plan"]
+__all__ = ["Opened", "become_writer", "open_root", "stored_plan"]
 
 _MAX_TRIES = 100
 """Attempts that begin at the same moment, and saves that an older one begins while it is being fenced."""
@@ -44,23 +52,6 @@ class Opened(msgspec.Struct, frozen=True):
     newest_step: int | None = None
     """Of the checkpoints that were there when no older attempt could commit any more, -1 without any. None: nobody was
     fenced."""
-
-
-def ensure_directory(disk: Disk, path: str) -> Steps[None]:
-    """Makes `path` and what is missing above it, durably. What is there already may have been made by a process that
-    died before it could sync, so it is synced again, as far as we may."""
-    if path in ("", "/"):
-        return
-    parent = path.rpartition("/")[0] or "/"
-    yield from ensure_directory(disk, parent)
-    made = not disk.is_dir(path)
-    if made:
-        with contextlib.suppress(Exists):
-            disk.mkdir(path)
-        yield
-    with contextlib.nullcontext() if made else contextlib.suppress(FireflyerError):
-        disk.sync_dir(parent)
-    yield
 
 
 def stored_plan(disk: Disk, root: str) -> dict[str, Any] | None:
@@ -198,12 +189,15 @@ def _fence(disk: Disk, root: str, writer: Writer, other: Writer) -> Steps[None]:
 
 
 def _clear(disk: Disk, root: str, writer: Writer) -> Steps[list[str]]:
-    """Removes what dead attempts left. Returns what could not be removed, and why."""
+    """Removes what dead attempts left, and imports that nobody makes any more. Returns what could not be removed, and
+    why."""
     notes: list[str] = []
     aside = [f"{writer.name}/{name}" for name in disk.list(f"{root}/{writer.name}")]
     for name in [*leftovers(disk.list(root)), *aside]:
         try:
-            yield from discard(disk, root, name, writer.name)
+            with abandoned(disk, root, name) as free:
+                if free:
+                    yield from discard(disk, root, name, writer.name)
         except FireflyerError as error:
             notes.append(error.message)
     return notes

@@ -1,4 +1,4 @@
-"""A port on which another process will listen a little later: MASTER_PORT for rank 0, or that of a new agent.
+"""A port on which another process will listen a little later: MASTER_PORT for rank 0, that of an agent or a manager.
 
 Between finding a port free and its use it can be taken. It is reserved meanwhile (`port_search`), which other jobs
 respect and strangers do not. Without a range of ports those from which the kernel serves outgoing connections and
@@ -16,10 +16,19 @@ import socket
 from fireflyer.base.errors import FireflyerError, NotFound, UsageError
 from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import SECOND
+from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.disk import translate_os_error
 from fireflyer.runtime.port_search import no_port_left, reserve_port, reserved_ports
 
-__all__ = ["check_port", "count_free_ports", "port_is_free", "reserve_any_port", "reserve_free_port", "wait_for_port"]
+__all__ = [
+    "check_port",
+    "count_free_ports",
+    "lasting_address",
+    "port_is_free",
+    "reserve_any_port",
+    "reserve_free_port",
+    "wait_for_port",
+]
 
 _LOWEST = 20000
 _HIGHEST = 65535
@@ -81,6 +90,16 @@ def reserve_any_port(rng: random.Random, advice: str) -> tuple[int, socket.socke
         if reservation is not None:
             return port, reservation
     raise NotFound(f"no port is free among {_PROBES} that were tried; {advice}")
+
+
+def lasting_address(listen: str, rng: random.Random) -> tuple[str, socket.socket | None]:
+    """Where a server listens that is to find its port free again after it was away: `listen`, with a port of
+    `reserve_any_port` in the place of port 0, and the reservation, None where another process has it."""
+    host, _, port = listen.rpartition(":")
+    if port != "0":
+        return listen, reserve_port(parse_listen(listen)[1])
+    chosen, reservation = reserve_any_port(rng, "end programs on this machine that listen")
+    return f"{host}:{chosen}", reservation
 
 
 def reserve_free_port(ports: PortRange) -> tuple[int, socket.socket]:

@@ -10,7 +10,14 @@ from tests.support.loops import on_loop
 
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.runtime import master_port
-from fireflyer.runtime.master_port import check_port, port_is_free, reserve_any_port, wait_for_port
+from fireflyer.runtime.address import parse_listen
+from fireflyer.runtime.master_port import (
+    check_port,
+    lasting_address,
+    port_is_free,
+    reserve_any_port,
+    wait_for_port,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +64,24 @@ def test_two_do_not_get_the_same_port() -> None:
     with reservation:
         assert any_port(1) != first
     assert any_port(1) == first
+
+
+def test_a_server_that_comes_back_has_a_port_that_the_kernel_does_not_give_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(master_port, "_kernel_range", lambda: (32768, 60999))
+    for listen in ("127.0.0.1:0", "[::1]:0"):
+        address, reservation = lasting_address(listen, random.Random(1))
+        assert reservation is not None
+        with reservation:
+            host, port = parse_listen(address)
+            assert host == parse_listen(listen)[0]
+            assert not 32768 <= port <= 60999
+            assert lasting_address(address, random.Random(1)) == (address, None)  # it is reserved
+    again, reservation = lasting_address(address, random.Random(1))
+    assert again == address
+    assert reservation is not None
+    reservation.close()
 
 
 def test_no_free_port_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "OpenFiles",
     "commit",
     "discard",
+    "ensure_directory",
     "explain_failure",
     "read_file",
     "read_manifest",
@@ -25,6 +26,23 @@ __all__ = [
     "sync_names",
     "write_file",
 ]
+
+
+def ensure_directory(disk: Disk, path: str) -> Steps[None]:
+    """Makes `path` and what is missing above it, durably. What is there already may have been made by a process that
+    died before it could sync, so it is synced again, as far as we may."""
+    if path in ("", "/"):
+        return
+    parent = path.rpartition("/")[0] or "/"
+    yield from ensure_directory(disk, parent)
+    made = not disk.is_dir(path)
+    if made:
+        with contextlib.suppress(Exists):
+            disk.mkdir(path)
+        yield
+    with contextlib.nullcontext() if made else contextlib.suppress(FireflyerError):
+        disk.sync_dir(parent)
+    yield
 
 
 def sync_names(disk: Disk, directory: str) -> Steps[None]:

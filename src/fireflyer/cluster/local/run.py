@@ -33,7 +33,7 @@ from fireflyer.cluster.local.leaving import open_nodes
 from fireflyer.cluster.local.up_file import UpFile
 from fireflyer.cluster.manager.administrators import new_administrator
 from fireflyer.runtime.address import parse_listen
-from fireflyer.runtime.master_port import reserve_any_port
+from fireflyer.runtime.master_port import lasting_address, reserve_any_port
 from fireflyer.runtime.port_search import reserve_port
 from fireflyer.runtime.processes.run_lock import RunLock
 from fireflyer.runtime.processes.services import LocalProcess
@@ -99,7 +99,7 @@ class _Runner:
         self._manager: LocalProcess | None = None
         self._agents: dict[str, LocalProcess] = {}
         self._reservations: list[socket.socket] = []
-        """Of ports of agents: no other process of this machine chooses one of them while this runs."""
+        """Of ports of manager and agents: no other process of this machine chooses one of them while this runs."""
 
     async def start_manager(self) -> None:
         new = not self._layout.has_connection
@@ -110,7 +110,7 @@ class _Runner:
                 f"listen_agents = {at[1]!r}: agents of {self._layout.directory} reach the manager at "
                 f"{there.listen_agents}, which cannot be changed; leave the key out"
             )
-        config, path = self._layout.write_manager(there, self._wanted, *at, self._accounts)
+        config, path = self._layout.write_manager(there, self._wanted, *map(self._reserved, at), self._accounts)
         if new:
             token = await new_administrator(config, ADMIN, uid=os.getuid(), gid=os.getgid())
         else:
@@ -126,6 +126,12 @@ class _Runner:
         await self._until(lambda: self._set_policy(new=new), "the manager does not lead")
         if self._accounts is not None:
             await self._until(self._grant_files, "the manager does not lead")
+
+    def _reserved(self, listen: str) -> str:
+        address, reservation = lasting_address(listen, random.SystemRandom())
+        if reservation is not None:
+            self._reservations.append(reservation)
+        return address
 
     def _process(self, name: str, arguments: list[str], environment: dict[str, str] | None = None) -> LocalProcess:
         process = LocalProcess(name, arguments, self._layout.log_file(name), self._say, environment)

@@ -79,6 +79,13 @@ def names(place: str) -> list[str]:
     return disk.list(root)
 
 
+def end_newest_session(place: str, request: pytest.FixtureRequest) -> None:
+    """As a minute without a heartbeat does."""
+    if place.startswith("ff://"):
+        cluster: LocalCluster = request.getfixturevalue("shared_cluster")
+        cluster.ff("admin", "end-session", str(max(clients(cluster))))
+
+
 def test_the_second_of_two_exports_is_refused_and_the_first_one_ends_undisturbed(
     place: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +120,24 @@ def test_the_second_of_two_imports_is_refused_and_the_first_one_ends_undisturbed
     assert names(place) == ["step-00000003", "step-00000004"]
 
 
+def test_a_job_that_starts_beside_an_import_leaves_it_alone_and_removes_what_a_killed_one_has_left(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(disk_of_3fs, "_HOLDER_NS", SECOND)
+    save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    line = ("import", str(tmp_path / "a.safetensors"), place, "--step", "3")
+    with writing(*line) as first:
+        save_all(place, [10], disk=None)
+        assert ended(first) == 0
+    assert [(info.step, info.problem) for info in describe(place)] == [(10, None), (3, None)]
+    with writing(*line[:-1], "4"):
+        pass
+    end_newest_session(place, request)
+    assert [name for name in names(place) if name.startswith(".tmp-")]
+    save_all(place, [20], disk=None)
+    assert not [name for name in names(place) if name.startswith((".tmp-", ".lock-"))]
+
+
 def test_what_a_killed_export_leaves_is_removed_by_the_next_one(
     place: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -124,9 +149,7 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next_one(
         first.send_signal(signal.SIGKILL)
         first.wait(allowed_s(60))
     assert len(names(place)) == 2, "its lock and its files"
-    if place.startswith("ff://"):
-        cluster: LocalCluster = request.getfixturevalue("shared_cluster")
-        cluster.ff("admin", "end-session", str(max(clients(cluster))))  # as a minute without a heartbeat does
+    end_newest_session(place, request)
     assert main(["ckpt", *line]) == 0
     assert names(place) == ["model"]
     assert storage.disk.list(f"{storage.root}/model") == ["model.safetensors"]

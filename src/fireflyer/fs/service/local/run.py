@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 from collections.abc import Callable
@@ -43,6 +44,7 @@ from fireflyer.fs.schema.routing import Routing, TargetState
 from fireflyer.fs.service.local.layout import ADMIN, TABLE, Layout, LocalCluster, LocalNode
 from fireflyer.fs.service.storage.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret
+from fireflyer.runtime.master_port import lasting_address
 from fireflyer.runtime.processes.run_lock import RunLock
 from fireflyer.runtime.processes.services import LocalProcess
 from fireflyer.runtime.rpc import Address
@@ -90,12 +92,17 @@ class _Runner:
         self._say = say
         self._managers: list[LocalProcess] = []
         self._nodes: dict[int, LocalProcess] = {}
+        self._reservations: list[socket.socket] = []
+        """Of ports of managers: no other process of this machine chooses one of them while this runs."""
 
     # --- managers ---
 
     async def start_managers(self) -> None:
         for number, last in enumerate(self.cluster.managers, 1):
-            config = self._layout.write_manager(self.cluster, number, _free(last))
+            address, reservation = lasting_address(_free(last), random.SystemRandom())
+            if reservation is not None:
+                self._reservations.append(reservation)
+            config = self._layout.write_manager(self.cluster, number, address)
             self._managers.append(self._process(f"manager-{number}", ["fs", "manager", config]))
         addresses = [await one.wait_ready(START_S) for one in self._managers]
         for number, address in enumerate(addresses, 1):
@@ -211,6 +218,8 @@ class _Runner:
         """All at once, but managers after those who still have something to tell them."""
         await asyncio.gather(*(one.stop() for one in self._nodes.values()))
         await asyncio.gather(*(one.stop() for one in self._managers))
+        for reservation in self._reservations:
+            reservation.close()
 
     # --- asking ---
 
