@@ -30,7 +30,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fireflyer.base.errors import FireflyerError, NoSpace
+from fireflyer.base.errors import FireflyerError, NoSpace, PermissionDenied
 from fireflyer.fs.mount.directories import Directory
 from fireflyer.fs.mount.metrics import MountUsage, mount_series
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Opened, Operations, RangeLock
@@ -71,11 +71,17 @@ _HARMLESS: Final = functools.reduce(
 _Event = tuple[str, int, int, tuple[int, int, int, tuple[int, ...]], tuple[Any, ...]]
 
 
+_NUMBERS: Final[tuple[tuple[type[FireflyerError], int], ...]] = (
+    (NoSpace, errno.ENOSPC), (PermissionDenied, errno.EACCES),
+)  # fmt: skip
+"""Permission is denied to the mount itself, whose token was revoked or has expired."""
+
+
 def errno_of(error: BaseException) -> int:
     """What a program is told of it."""
     if isinstance(error, FireflyerError) and not isinstance(error, FileError):
         # Where it has an errno, that may speak of something else than the file.
-        return errno.ENOSPC if isinstance(error, NoSpace) else errno.EIO
+        return next((number for kind, number in _NUMBERS if isinstance(error, kind)), errno.EIO)
     return (isinstance(error, OSError) and error.errno) or errno.EIO
 
 
@@ -216,7 +222,7 @@ class Serving:
 
     def _failed(self, kind: str, number: int, inode: int, error: Exception) -> None:
         refused = errno_of(error)
-        if isinstance(error, FireflyerError) and refused == errno.EIO:
+        if isinstance(error, FireflyerError) and (refused == errno.EIO or isinstance(error, PermissionDenied)):
             _log.warning("request failed request=%s inode=%d reason=%s", kind, inode, error)
         elif not isinstance(error, (FireflyerError, OSError)):
             _log.exception("%s of inode=%d failed", kind, inode)
