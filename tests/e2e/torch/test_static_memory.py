@@ -32,11 +32,14 @@ OF_TWO: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "pp2, dualpipe": (GPT, {"pipeline": 2, "schedule": "dualpipe"}),
     "pp2, prediction modules": (DEEPSEEK, {"pipeline": 2}),
     "ep2": (DEEPSEEK, {"replicate": 2, "expert": 2}),
+    "ep2, zero 1": (DEEPSEEK, {"shard": 2, "zero": 1, "expert": 2}),
 }
 OF_FOUR: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "hsdp2x2": (GPT, {"replicate": 2, "shard": 2, "zero": 3}),
     "pp2, zero 1": (GPT, {"pipeline": 2, "shard": 2, "zero": 1}),
     "pp2xdp2": (GPT, {"pipeline": 2, "replicate": 2}),
+    "ep2 and shards of experts, zero 1": (DEEPSEEK, {"shard": 4, "zero": 1, "expert": 2}),
+    "ep2xpp2, zero 1": (DEEPSEEK, {"pipeline": 2, "shard": 2, "zero": 1, "expert": 2}),
     "ep2xpp2": (DEEPSEEK, {"pipeline": 2, "replicate": 2, "expert": 2}),
 }
 

@@ -31,9 +31,14 @@ GPT: Final = {"kind": "gpt", "vocabulary": 256, "layers": 4, "heads": 2, "width"
 DEEPSEEK: Final = {"kind": "deepseek", "preset": "tiny", "vocabulary": 256}
 ZBV: Final = {"pipeline": 2, "schedule": "zbv"}
 ZERO_1: Final = {"pipeline": 2, "shard": 2, "zero": 1}
+EXPERTS_ZERO_1: Final = {"shard": 4, "zero": 1, "expert": 2, "micro_batch": 1}
 CHANGES: Final[dict[str, tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]]] = {
     "a V of stages, one rank, shards": (GPT, [(2, ZBV), (1, {}), (2, {"shard": 2, "zero": 3})]),
     "stages with zero 1, one rank, and back": (GPT, [(4, ZERO_1), (1, {}), (4, ZERO_1)]),
+    "experts, with zero 1 on ranks by their loads, one rank": (
+        DEEPSEEK,
+        [(4, {"replicate": 4, "expert": 2, "micro_batch": 1}), (4, EXPERTS_ZERO_1), (1, {})],
+    ),
     "stages, experts on ranks by their loads, one rank": (
         DEEPSEEK,
         [(2, {"pipeline": 2, "schedule": "1f1b"}), (2, {"replicate": 2, "expert": 2}), (1, {})],

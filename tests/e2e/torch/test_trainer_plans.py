@@ -32,6 +32,7 @@ PLANS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "pp2 with zero 1": (GPT, {"pipeline": 2, "shard": 2, "zero": 1, "schedule": "zb-h1", "micro_batch": 1}),
     "fsdp2xtp2": (GPT, {"shard": 2, "tensor": 2, "zero": 3}),
     "ep2xdp2": (DEEPSEEK, {"replicate": 4, "expert": 2}),
+    "ep2xdp2 with zero 1": (DEEPSEEK, {"shard": 4, "zero": 1, "expert": 2, "micro_batch": 1}),
     "pp2xep2": (DEEPSEEK, {**PIPELINED_EXPERTS, "schedule": "1f1b"}),
     "pp2xep2, overlapped": (DEEPER, {**PIPELINED_EXPERTS, "schedule": "dualpipev"}),
     "pp2xep2, both ways": (DEEPSEEK, {**PIPELINED_EXPERTS, "schedule": "dualpipe"}),

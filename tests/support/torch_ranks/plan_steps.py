@@ -5,7 +5,7 @@ them. Before each step a rank takes over parameters, moments and biases of a ref
 whole batch, and in the step the experts that its gates chose. The result has for each case the largest differences from
 the reference's step, over all steps: of a gradient tensor and of a parameter after the step over its norm, of the norm
 of all gradients and of the loss; whether biases are equal; the name of the worst gradient; and the names in the whole
-model of those that were compared, and of all.
+model of those that were compared, and of all; and a digest of the parameters after the last step.
 
 With `wide` all is in FP64, and the state is the reference's before the first step only: from there on parameters,
 moments, biases and routing are the rank's own, and parameters are compared after the last step.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import sys
@@ -271,8 +272,12 @@ def compare(recipe: Recipe, *, wide: bool) -> dict[str, Any]:
             if number == len(steps) - 1 or not wide:
                 found.of_tensors("parameter", parameters_of(arrangement), step.after.parameters)
             found.of_biases(arrangement.module.named_buffers(), step.after.buffers)
+        content = hashlib.sha256()
+        for _, parameter in parameters_of(arrangement):
+            content.update(parameter.numpy().tobytes())
     compared, parameters = sorted(found.compared), sorted(steps[0].gradients)
     return {**found.worst, "biases": found.biases, "worst": found.worst_gradient} | {
+        "content": content.hexdigest(),
         "compared": compared,
         "parameters": parameters,
     }

@@ -53,7 +53,7 @@ def measure(recipe: Recipe) -> dict[str, int]:
                 found["gradients"] = bytes_of(one.grad for one in parameters)
 
         whole: dict[str, int] = {}
-        if plan.zero and plan.pipeline == 1:  # of FSDP
+        if plan.zero and not plan.rows_of_whole:  # of FSDP
             _look_between_micro_batches(arrangement, whole)
         arrangement.backward(inputs, targets)
         arrangement.commit(look)

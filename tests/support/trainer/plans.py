@@ -23,6 +23,7 @@ __all__ = [
     "LIMIT_S",
     "SCHEDULES",
     "STARTS",
+    "WIDE_STEPS",
     "check_wide_steps",
     "of_each_rank",
     "write_deeper",
@@ -62,6 +63,11 @@ STARTS: Final[dict[str, dict[str, Case]]] = {
         **{f"ep2xpp2, {one}": (DEEPSEEK, {"pipeline": 2, "schedule": one, **EXPERTS}) for one in ("1f1b", "dualpipe")},
         "ep2xpp2, dualpipev": (DEEPER, {"pipeline": 2, "schedule": "dualpipev", **EXPERTS}),
     },
+    "experts with zero 1": {
+        "ep2 with zero 1": (DEEPSEEK, {"shard": 4, "zero": 1, "expert": 2}),
+        "ep4 with zero 1": (DEEPSEEK, {"shard": 4, "zero": 1, "expert": 4}),
+        "ep2xpp2 with zero 1": (DEEPSEEK, {"pipeline": 2, "shard": 2, "zero": 1, "expert": 2}),
+    },
     "four stages": {f"pp4, {name}": (DEEP, {"pipeline": 4, **schedule}) for name, schedule in SCHEDULES.items()},
     # DTensor keeps what it has planned for an equal mesh, with the groups of that one.
     "tensor ranks and replicas": {"tp2xdp2": (SHALLOW, {"tensor": 2, "replicate": 2})},
@@ -75,6 +81,7 @@ EPSILON: Final = 1e-3
 rate, however small its gradient is. Rounding is relative to the whole gradient tensor: a small element has a large
 relative error, so that 2e-7 in gradients were seen to be 1e-5 in parameters."""
 LIMIT_S: Final = 840
+WIDE_STEPS: Final = 20
 
 
 def write_deeper(directory: Path) -> None:
@@ -87,7 +94,7 @@ def write_deeper(directory: Path) -> None:
 def check_wide_steps(name: str) -> None:
     """In FP64 any plan computes the gradients of one process in twenty steps, each from what it has computed itself:
     each gradient tensor, before clipping, over its norm; their norm, the loss, and parameters after the last step."""
-    for rank, found in enumerate(of_each_rank(name, 20, wide=True)):
+    for rank, found in enumerate(of_each_rank(name, WIDE_STEPS, wide=True)):
         print(name, rank, found)
         for kind in KINDS:
             assert found[kind] <= 1e-10, (rank, kind)
@@ -102,7 +109,7 @@ def of_each_rank(name: str, steps: int, *, wide: bool = False) -> list[dict[str,
     ranks = [one[name] for one in found]
     compared, names = (set().union(*(rank[key] for rank in ranks)) for key in ("compared", "parameters"))
     assert compared == names, "the ranks have all parameters"
-    differences = [{key: rank[key] for key in (*KINDS, "worst")} for rank in ranks]
+    differences = [{key: rank[key] for key in (*KINDS, "worst", "content")} for rank in ranks]
     assert all(rank["biases"] for rank in ranks), f"biases of gates are those of the one process: {differences}"
     return differences
 

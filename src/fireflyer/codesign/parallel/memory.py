@@ -141,15 +141,16 @@ def static_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[in
     FSDP keeps shards of parameters and of reduced gradients in FP32, and makes BF16 parameters of them as it gathers:
     with ZeRO 3 the shards are the parameters; with ZeRO 1 and 2 it has memory of its own for the whole ones beside
     them, and shards of BF16 parameters are the copy that counts among states. ZeRO 1 keeps whole gradients from one
-    micro-batch to the next. Stages of a pipeline are not of FSDP: shards are rows of whole parameters and gradients.
+    micro-batch to the next. Stages of a pipeline and divided experts are not of FSDP: shards are rows of whole
+    parameters and gradients.
     """
     precision, zero = plan.precision, plan.zero
     parameter, gradient = FORMAT_BYTES[precision.parameters], FORMAT_BYTES[precision.gradients]
     state = precision.state_bytes
     if zero == 3 and precision.parameters == "bf16":
         parameter, state = FORMAT_BYTES["fp32"], state - FORMAT_BYTES["fp32"]
-    beside = zero in (1, 2) and precision.parameters == "fp32" and plan.pipeline == 1
-    reduced = zero >= 2 or (zero == 1 and plan.micro_batches == 1 and plan.pipeline == 1)
+    beside = zero in (1, 2) and precision.parameters == "fp32" and not plan.rows_of_whole
+    reduced = zero >= 2 or (zero == 1 and plan.micro_batches == 1 and not plan.rows_of_whole)
     parameters = gradients = states = 0.0
     for count, shard in zip(held_parameters(plan, shape, stage), (plan.shard, plan.expert_shard), strict=True):
         parameters += count * parameter / (shard if zero == 3 else 1)
@@ -257,7 +258,7 @@ def _piece_activations(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> t
 def _gathered_bytes(plan: ParallelPlan, shape: ModelShape, stage: int) -> int:
     """Two blocks of whole parameters and one of gradients, while ZeRO 3 gathers them; one of gradients with ZeRO 2, and
     with ZeRO 1 where no whole ones are kept."""
-    if plan.zero < 1 or (plan.zero == 1 and (plan.micro_batches > 1 or plan.pipeline > 1)):
+    if plan.zero < 1 or plan.rows_of_whole or (plan.zero == 1 and plan.micro_batches > 1):
         return 0
     stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]

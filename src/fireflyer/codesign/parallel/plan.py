@@ -165,6 +165,12 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return max(1, self.shard * self.tensor // self.expert)
 
     @property
+    def rows_of_whole(self) -> bool:
+        """Whether ZeRO 1 divides whole parameters and gradients by rows, as with stages and divided experts; FSDP does
+        without them."""
+        return self.zero == 1 and (self.pipeline > 1 or self.expert > 1)
+
+    @property
     def pieces(self) -> int:
         """Parts into which the layers are cut, in the order in which a token passes them."""
         return self.pipeline * pieces_per_rank(self.schedule, self.chunks)

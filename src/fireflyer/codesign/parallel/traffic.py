@@ -140,7 +140,7 @@ def _data(
     shard = plan.expert_shard if routed else plan.shard
     # Ranks of a shard group are neighbours: so many of one are on a node, and so many replicas of what each has.
     neighbours = min(shard, adds)
-    whole = shard == 1 or (plan.pipeline > 1 and plan.zero == 1)
+    whole = shard == 1 or plan.rows_of_whole
     scattered = 1 if whole else shard
     replicas = adds if whole else max(1, adds // neighbours)
     gradient = count * FORMAT_BYTES[plan.precision.gradients]

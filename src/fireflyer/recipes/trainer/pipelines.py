@@ -88,7 +88,7 @@ class Pipelined(ArrangementBase):
         super().discard()
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> float:
-        self._stored.gather()
+        self._stored.gather_for_evaluation()
         self.layers.eval()  # gates count the tokens of training only
         try:
             return self._sum_of_stages(self._evaluation.evaluate([inputs], [targets]))

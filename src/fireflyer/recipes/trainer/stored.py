@@ -6,7 +6,8 @@ rank has. They share the memory of the parameters that the model computes with; 
 its state is divided alike, and a checkpoint of one plan is restored by another.
 
 ZeRO 1 of a stage is the same: the rows of a parameter are divided over the shard group, each rank steps its own, in the
-memory of the whole parameter, and `gather` brings the rows of the others before the model computes.
+memory of the whole parameter, and `gather` brings the rows of the others before the model computes. Of experts the rows
+of each matrix are divided over the ranks that have the same ones.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fireflyer.training.mesh import PlanMesh
 __all__ = ["StoredModel"]
 
 _PLACEMENTS = (Replicate(), Shard(0))
+_ROWS_OF_EXPERTS = (Shard(1), Shard(0))
 
 
 class StoredModel(nn.Module):
@@ -39,14 +41,18 @@ class StoredModel(nn.Module):
         sharded: bool = False,
     ) -> None:
         """`parts`: modules by their names in the whole model; `experts`: parameters of which this rank has a part;
-        `sharded`: the others are divided by rows over the shard group. Of no further use once a parameter is replaced
-        by another."""
+        `sharded`: the others are divided by rows over the shard group, and those of experts over the ranks that have
+        the same ones where a shard group has several of them. Of no further use once a parameter is replaced by
+        another."""
         super().__init__()
         divided = {id(one) for one in experts}
         device = next((one.device.type for one in experts), "cpu")
         # Of the device of the parameters: DTensors would copy them to that of another mesh.
         self._mesh = _stage_mesh(mesh, ("expert_data", "expert"), device) if divided else None
+        self._divides_experts = sharded and mesh.plan.expert_shard > 1
         self._shards = _stage_mesh(mesh, ("replicate", "shard"), mesh.device_mesh.device_type) if sharded else None
+        self._gathered = False
+        """Since the last step that was begun."""
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         """DTensors of experts with the parameters of the model."""
         self._rows: list[tuple[nn.Parameter, nn.Parameter]] = []
@@ -58,6 +64,7 @@ class StoredModel(nn.Module):
 
     def take_gradients(self) -> None:
         """Shows the gradients of the model to the optimizer, and to who looks at them."""
+        self._gathered = False
         for stored, parameter in self._pairs:
             gradient = parameter.grad
             stored.grad = None if gradient is None else self._of_all(gradient)
@@ -67,9 +74,17 @@ class StoredModel(nn.Module):
     @torch.no_grad()
     def gather(self) -> None:
         """Completes the parameters of the model by the rows of the other ranks: after a step, and after a checkpoint
-        was read. Collective over the shard group; nothing to do where parameters are not sharded."""
+        was read. Collective over the ranks of the stage; nothing to do where parameters are not sharded."""
         for stored, parameter in self._rows:
             parameter.copy_(stored.full_tensor())  # type: ignore[attr-defined]  # a parameter of a DTensor is one
+        for stored, parameter in self._pairs if self._divides_experts else ():
+            parameter.copy_(stored.redistribute(placements=_PLACEMENTS).to_local())  # type: ignore[attr-defined]
+        self._gathered = True
+
+    def gather_for_evaluation(self) -> None:
+        """As `gather`; nothing to do for further batches, as parameters change between evaluations alone."""
+        if not self._gathered:
+            self.gather()
 
     def drop_gradients(self) -> None:
         """Of the model and here."""
@@ -98,8 +113,19 @@ class StoredModel(nn.Module):
             holder.register_parameter(own, stored)
 
     def _of_all(self, own: Tensor) -> DTensor:
+        """A view: of stacked matrices of the experts of this rank its rows of each matrix."""
         assert self._mesh is not None  # noqa: S101 - there are divided experts
-        return DTensor.from_local(own, self._mesh, _PLACEMENTS, run_check=False)
+        placements = _ROWS_OF_EXPERTS if self._divides_experts else _PLACEMENTS
+        shape = torch.Size((len(own) * self._mesh.size(1), *own.shape[1:]))
+        (_, count, *_), (_, first, *_) = compute_local_shape_and_global_offset(shape, self._mesh, placements)
+        return DTensor.from_local(
+            own[:, first : first + count],
+            self._mesh,
+            placements,
+            run_check=False,
+            shape=shape,
+            stride=own.stride(),
+        )
 
     def _own_rows(self, whole: Tensor) -> DTensor:
         """A view."""

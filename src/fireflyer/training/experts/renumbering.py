@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from fireflyer.base.errors import UsageError
 
@@ -23,7 +24,8 @@ def renumber_experts(
     layer: nn.Module, order: Sequence[int], optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> None:
     """Puts the experts of `layer` in the `order`, for each new number the number before, with the states that
-    `optimizer` has of them. Collective over `group`, whose ranks have consecutive experts.
+    `optimizer` has of them. Collective over `group`, whose ranks have consecutive experts, and over the mesh of a gate
+    whose rows are divided.
 
     The layer has `gate.weight [E, h]`, a buffer `gate.e_score_correction_bias [E]`, and parameters of `experts`,
     stacked along their first dimension: this rank's, or DTensors of which it has a part. Raises `UsageError` for an
@@ -35,8 +37,13 @@ def renumber_experts(
         raise UsageError(f"an order of {len(order)} experts does not fit {len(weight)} experts on {group.size()} ranks")
     rows = torch.tensor(order, device=weight.device)
     for whole in (*_with_states(weight, optimizer), gate.get_buffer("e_score_correction_bias")):
-        local = _local(whole)
-        local.copy_(local[rows])
+        if isinstance(whole, DTensor):  # of rows: a rank has some of them
+            (count, *_), (first, *_) = compute_local_shape_and_global_offset(
+                whole.shape, whole.device_mesh, whole.placements
+            )
+            whole.to_local().copy_(whole.full_tensor()[rows[first : first + count]])
+        else:
+            whole.copy_(whole[rows])
     for parameter in experts.parameters():
         for stacked in _with_states(parameter, optimizer):
             _exchange(_local(stacked), order, group)

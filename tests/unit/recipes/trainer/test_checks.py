@@ -67,7 +67,7 @@ def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
         ),
         (
             {"pipeline": 2, "shard": 2, "zero": 1, "precision": {"parameters": "bf16"}},
-            "precision.parameters = 'bf16' is for zero 1 to 3 without a pipeline",
+            "precision.parameters = 'bf16' is for zero 1 to 3 without pipeline or expert",
         ),
         ({"pipeline": 2, "tensor": 2}, "pipeline = 2 with tensor = 2: the trainer has either"),
         (
@@ -124,7 +124,19 @@ def test_limits_of_the_model_are_seen_before_any_rank_starts() -> None:
     [
         ({"replicate": 2, "expert": 2}, None),
         ({"pipeline": 2, "replicate": 2, "expert": 2}, None),
-        ({"shard": 2, "zero": 1, "expert": 2}, "expert = 2 with zero = 1: the trainer has either; use replicate, and"),
+        ({"shard": 2, "zero": 1, "expert": 2}, None),
+        ({"shard": 4, "zero": 1, "expert": 2, "micro_batch": 1}, None),
+        ({"replicate": 2, "shard": 2, "zero": 1, "expert": 2, "micro_batch": 1}, None),
+        ({"pipeline": 2, "shard": 2, "zero": 1, "expert": 2}, None),
+        (
+            {"shard": 2, "zero": 2, "expert": 2},
+            "expert = 2 with zero = 2: the trainer has divided experts with zero = 1; use that",
+        ),
+        (
+            {"replicate": 2, "shard": 4, "zero": 1, "expert": 2, "micro_batch": 1},
+            "expert = 2 with zero = 1 and replicate = 2: the trainer divides states of experts over all ranks that "
+            "have the same ones; use replicate = 1, and shard = 8",
+        ),
         ({"pipeline": 2, "replicate": 2, "expert": 2, "schedule": "dualpipe", "micro_batch": 1}, None),
     ],
 )
@@ -157,6 +169,7 @@ EXECUTED_TOGETHER = {
     *(frozenset({"replicate", one}) for one in ("zero 1", "zero 2", "zero 3", "tensor", "pipeline", "expert")),
     *(frozenset({"tensor", f"zero {zero}"}) for zero in (1, 2, 3)),
     frozenset({"pipeline", "zero 1"}),
+    frozenset({"expert", "zero 1"}),
 }
 """Of pairs; experts are divided over replicas, also those of a pipeline."""
 

@@ -87,17 +87,22 @@ def _kinds(recipe: Recipe) -> Iterator[str]:
 
 def _degrees(plan: ParallelPlan) -> Iterator[str]:
     others = {name: getattr(plan, name) for name in ("tensor", "zero") if getattr(plan, name) > (name == "tensor")}
-    of_stages = plan.expert == plan.tensor == 1
     for name in ("pipeline", "expert"):
         value = getattr(plan, name)
         if value == 1:
             continue
         for other, degree in others.items():
-            if name == "pipeline" and other == "zero" and of_stages:
+            if other == "zero" and plan.tensor == 1:
                 if degree > 1:
-                    yield f"pipeline = {value} with zero = {degree}: the trainer has pipelines with zero = 1; use that"
+                    whole = "pipelines" if name == "pipeline" else "divided experts"
+                    yield f"{name} = {value} with zero = {degree}: the trainer has {whole} with zero = 1; use that"
                 continue
             yield f"{name} = {value} with {other} = {degree}: the trainer has either; use replicate, and {_OFF[other]}"
+    if plan.zero == 1 and plan.expert_shard > 1 and plan.expert > 1 and plan.replicate > 1:
+        yield (
+            f"expert = {plan.expert} with zero = 1 and replicate = {plan.replicate}: the trainer divides states of "
+            f"experts over all ranks that have the same ones; use replicate = 1, and shard = {plan.data}"
+        )
     again = plan.recompute if isinstance(plan.recompute, str) else ", ".join(sorted({*plan.recompute} - {"none"}))
     if again not in ("none", "") and plan.pipeline > 1 and plan.schedule in _SPLIT:
         yield (
@@ -109,8 +114,8 @@ def _degrees(plan: ParallelPlan) -> Iterator[str]:
 def _precision(plan: ParallelPlan) -> Iterator[str]:
     """FP32 shards and moments are what the optimizers keep; BF16 parameters are those that FSDP gathers."""
     precision = plan.precision
-    whole = not plan.zero or plan.pipeline > 1
-    where = "zero 1 to 3 without a pipeline"
+    whole = not plan.zero or plan.rows_of_whole
+    where = "zero 1 to 3 without pipeline or expert"
     if precision.parameters == "bf16" and whole:
         yield f"precision.parameters = 'bf16' is for {where}, which keep FP32 shards; use 'fp32', with any compute"
     if precision.gradients == "bf16" and whole:
