@@ -25,11 +25,12 @@ from fireflyer.training.communication import Work
 from fireflyer.training.pipeline.messages import (
     HEADER_BYTES,
     Bytes,
+    Layout,
+    Outgoing,
     empty_bytes,
     layout_of,
     read_header,
     unpack,
-    write,
 )
 from fireflyer.training.pipeline.phases import Gradients
 from fireflyer.training.pipeline.programs import Key, key_of
@@ -69,8 +70,18 @@ class _Posted(NamedTuple):
 
 class _Sent(NamedTuple):
     message: Message
-    memory: Bytes
+    buffer: Outgoing
     works: tuple[Work, ...]
+
+
+class _Here(NamedTuple):
+    """A message as errors of this rank name it, made into text for them alone."""
+
+    rank: int
+    message: Message
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, {self.message}"
 
 
 _Channel = tuple[int, bool, int]
@@ -90,7 +101,7 @@ class Channels:
         self._longest: dict[_Channel, int] = {}
         self._posted: dict[Key, _Posted] = {}
         self._sent: deque[_Sent] = deque()
-        self._free: list[Bytes] = []
+        self._free: list[Outgoing] = []
         self.sent_bytes = 0
         """Since construction, with headers and what frames have beyond messages."""
 
@@ -113,8 +124,7 @@ class Channels:
     def take(self, key: Key) -> Gradients:
         """The tensors of a message that was waited for. Raises `DataCorruption`, `PeerFailed`."""
         message, memory, _ = self._posted.pop(key)
-        what = f"rank {self._comm.rank}, {message}"
-        layout = read_header(memory, key, self._limit_bytes, what)
+        layout = read_header(memory, key, self._limit_bytes, _Here(self._comm.rank, message))
         self._note(message, layout.size_bytes)
         frame = memory.size
         if layout.size_bytes > frame:
@@ -128,18 +138,19 @@ class Channels:
 
     def send(self, message: Message, tensors: Gradients) -> None:
         """Begins to send; `tensors` may be changed afterwards. Raises `UsageError` where no message can hold them."""
-        layout = layout_of(tensors, self._limit_bytes, f"rank {self._comm.rank}, {message}")
+        layout = layout_of(tensors, self._limit_bytes, _Here(self._comm.rank, message))
         key, tag, peer = key_of(message), self._tag(message), message.peer
         frame = self._frame(_channel(message))
         self._note(message, layout.size_bytes)
         self._collect(MAX_PENDING_SENDS - 1)
-        memory = self._buffer(max(frame, layout.size_bytes))
-        write(layout, key, tensors, memory)
+        buffer = self._buffer(max(frame, layout.size_bytes), layout)
+        buffer.write(layout, key, tensors)
+        memory = buffer.memory
         works = [self._start(memory[:frame], peer, tag)]
         if layout.size_bytes > frame:
             works.append(self._start(memory[frame : layout.size_bytes], peer, tag + 1))
         self.sent_bytes += max(frame, layout.size_bytes)
-        self._sent.append(_Sent(message, memory, tuple(works)))
+        self._sent.append(_Sent(message, buffer, tuple(works)))
 
     def end_step(self) -> None:
         """Waits for what was sent. Frames of the next step are as long as the longest message of their channel."""
@@ -156,19 +167,21 @@ class Channels:
     def _collect(self, most: int) -> None:
         """Takes back the memory of sends that have ended, and waits where more than `most` have not."""
         while self._sent and (len(self._sent) > most or all(work.done() for work in self._sent[0].works)):
-            message, memory, works = self._sent.popleft()
+            message, buffer, works = self._sent.popleft()
             for work in works:
                 _wait(work, message)
             if len(self._free) < _MAX_FREE:
-                self._free.append(memory)
+                self._free.append(buffer)
 
-    def _buffer(self, size_bytes: int) -> Bytes:
-        for index, memory in enumerate(self._free):
-            if memory.size >= size_bytes:
-                return self._free.pop(index)
+    def _buffer(self, size_bytes: int, layout: Layout) -> Outgoing:
+        """The one that had the same layout, where there is one: nothing in it has to be made."""
+        fitting = [index for index, buffer in enumerate(self._free) if buffer.memory.size >= size_bytes]
+        if fitting:
+            alike = (index for index in fitting if self._free[index].layout == layout)
+            return self._free.pop(next(alike, fitting[0]))
         if len(self._free) == _MAX_FREE:
             self._free.pop(0)
-        return empty_bytes(size_bytes)
+        return Outgoing(size_bytes)
 
     def _frame(self, channel: _Channel) -> int:
         return self._frames.get(channel) or min(FIRST_FRAME_BYTES, max(self._limit_bytes, HEADER_BYTES))

@@ -11,6 +11,7 @@ bytes that the message has, which are at most the limit.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from typing import Final, NamedTuple
@@ -29,11 +30,11 @@ __all__ = [
     "MAX_TENSORS",
     "Bytes",
     "Layout",
+    "Outgoing",
     "empty_bytes",
     "layout_of",
     "read_header",
     "unpack",
-    "write",
 ]
 
 ALIGNMENT: Final = 64
@@ -84,8 +85,8 @@ def empty_bytes(size_bytes: int) -> Bytes:
     return memory
 
 
-def layout_of(tensors: Gradients, limit_bytes: int, what: str) -> Layout:
-    """Raises `UsageError` that names `what` for tensors that no message can hold."""
+def layout_of(tensors: Gradients, limit_bytes: int, what: object) -> Layout:
+    """Raises `UsageError` that names `what`, as `str` gives it, for tensors that no message can hold."""
     if len(tensors) > MAX_TENSORS:
         raise UsageError(f"{what} has {len(tensors)} tensors; a stage passes on at most {MAX_TENSORS}: stack some")
     entries: list[_Entry | None] = []
@@ -108,25 +109,49 @@ def layout_of(tensors: Gradients, limit_bytes: int, what: str) -> Layout:
     return Layout(tuple(entries), at)
 
 
-def write(layout: Layout, key: Key, tensors: Gradients, into: Bytes) -> None:
-    """`into` has at least `layout.size_bytes`."""
-    gradient, stage, micro_batch = key
-    _FRONT.pack_into(into.data, 0, _MARK, layout.size_bytes, gradient, stage, micro_batch, len(layout.entries))
-    at = _FRONT.size
-    for entry, tensor in zip(layout.entries, tensors, strict=True):
-        if entry is None or tensor is None:
-            _ENTRY.pack_into(into.data, at, 0, 0, 0, *_NO_SIZES)
-        else:
-            sizes = entry.shape + _NO_SIZES[len(entry.shape) :]
-            _ENTRY.pack_into(into.data, at, _CODES[entry.dtype], entry.requires_grad, len(entry.shape), *sizes)
-            if entry.end > entry.begin:
-                _view(into, entry).copy_(tensor.detach())
-        at += _ENTRY.size
+class Outgoing:
+    """Memory of messages that are sent one after the other. Views of their tensors, and entries of the header, are made
+    where a message has another layout than the one before."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.memory = empty_bytes(size_bytes)
+        self.layout: Layout | None = None
+        """Of the message before."""
+        self._views: list[torch.Tensor | None] = []
+
+    def write(self, layout: Layout, key: Key, tensors: Gradients) -> None:
+        """The memory has at least `layout.size_bytes`."""
+        if layout != self.layout:
+            self._prepare(layout)
+        gradient, stage, micro_batch = key
+        front = _MARK, layout.size_bytes, gradient, stage, micro_batch, len(layout.entries)
+        _FRONT.pack_into(self.memory.data, 0, *front)
+        for view, tensor in zip(self._views, tensors, strict=True):
+            if view is not None and tensor is not None:
+                view.copy_(tensor.detach())
+
+    def _prepare(self, layout: Layout) -> None:
+        self.layout = None
+        at = _FRONT.size
+        for entry in layout.entries:
+            if entry is None:
+                _ENTRY.pack_into(self.memory.data, at, 0, 0, 0, *_NO_SIZES)
+            else:
+                sizes = entry.shape + _NO_SIZES[len(entry.shape) :]
+                begin = _CODES[entry.dtype], entry.requires_grad, len(entry.shape)
+                _ENTRY.pack_into(self.memory.data, at, *begin, *sizes)
+            at += _ENTRY.size
+        self._views = [
+            None if entry is None or entry.end == entry.begin else _view(self.memory, entry) for entry in layout.entries
+        ]
+        self.layout = layout
 
 
-def read_header(message: Bytes, key: Key, limit_bytes: int, what: str) -> Layout:
-    """Raises `DataCorruption` that names `what` where the header is not that of `key`, or does not make sense."""
-    mark, size_bytes, gradient, stage, micro_batch, count = _FRONT.unpack_from(message.data, 0)
+def read_header(message: Bytes, key: Key, limit_bytes: int, what: object) -> Layout:
+    """Raises `DataCorruption` that names `what`, as `str` gives it, where the header is not that of `key`, or does not
+    make sense."""
+    data = message.data
+    mark, size_bytes, gradient, stage, micro_batch, count = _FRONT.unpack_from(data, 0)
     if mark != _MARK or (bool(gradient), stage, micro_batch) != key:
         raise DataCorruption(f"{what}: the header names another message; do all ranks run the same schedule?")
     if not 0 <= count <= MAX_TENSORS or not HEADER_BYTES <= size_bytes <= limit_bytes:
@@ -134,22 +159,32 @@ def read_header(message: Bytes, key: Key, limit_bytes: int, what: str) -> Layout
             f"{what}: the header tells of {count} tensors and {size_bytes} bytes; the limits are {MAX_TENSORS} and "
             f"max_message_bytes={limit_bytes}, the same on all ranks"
         )
+    layout = _layout_in(bytes(data[_FRONT.size : _FRONT.size + count * _ENTRY.size]))
+    if isinstance(layout, str):
+        raise DataCorruption(f"{what}: {layout}")
+    if layout.size_bytes != size_bytes:
+        raise DataCorruption(
+            f"{what}: the tensors of the header have {layout.size_bytes} bytes, the message {size_bytes}"
+        )
+    return layout
+
+
+@functools.lru_cache(maxsize=64)
+def _layout_in(text: bytes) -> Layout | str:
+    """Of the entries of a header, which messages of one boundary repeat; or what is wrong with them."""
     entries: list[_Entry | None] = []
     at = HEADER_BYTES
-    for number in range(count):
-        code, requires_grad, ndim, *sizes = _ENTRY.unpack_from(message.data, _FRONT.size + number * _ENTRY.size)
+    for number, (code, requires_grad, ndim, *sizes) in enumerate(_ENTRY.iter_unpack(text)):
         if code == 0:
             entries.append(None)
             continue
         if not 1 <= code <= len(_DTYPES) or not 0 <= ndim <= MAX_DIMS or min(sizes) < 0:
-            raise DataCorruption(f"{what}: tensor {number} of the header has no known dtype or shape")
+            return f"tensor {number} of the header has no known dtype or shape"
         shape = tuple(sizes[:ndim])
         end = at + math.prod(shape) * _DTYPES[code - 1].itemsize
         entries.append(_Entry(_DTYPES[code - 1], shape, bool(requires_grad), at, end))
         at = -(-end // ALIGNMENT) * ALIGNMENT
-    if at != size_bytes:
-        raise DataCorruption(f"{what}: the tensors of the header have {at} bytes, the message {size_bytes}")
-    return Layout(tuple(entries), size_bytes)
+    return Layout(tuple(entries), at)
 
 
 def unpack(layout: Layout, message: Bytes, device: torch.device | None) -> Gradients:
@@ -167,6 +202,7 @@ def unpack(layout: Layout, message: Bytes, device: torch.device | None) -> Gradi
 
 
 def _view(message: Bytes, entry: _Entry) -> torch.Tensor:
-    # From the array, and not from one tensor of it all: a tensor that is changed in place would count as a change of
-    # the others.
-    return torch.from_numpy(message[entry.begin : entry.end]).view(entry.dtype).view(entry.shape)
+    # Of the memory, and not of one tensor of it all: a tensor that is changed in place would count as a change of the
+    # others.
+    count = (entry.end - entry.begin) // entry.dtype.itemsize
+    return torch.frombuffer(message, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
