@@ -180,9 +180,11 @@ def _layout_in(text: bytes) -> Layout | str:
             continue
         if not 1 <= code <= len(_DTYPES) or not 0 <= ndim <= MAX_DIMS or min(sizes) < 0:
             return f"tensor {number} of the header has no known dtype or shape"
-        shape = tuple(sizes[:ndim])
-        end = at + math.prod(shape) * _DTYPES[code - 1].itemsize
-        entries.append(_Entry(_DTYPES[code - 1], shape, bool(requires_grad), at, end))
+        dtype, shape = _DTYPES[code - 1], tuple(sizes[:ndim])
+        if requires_grad and not dtype.is_floating_point:
+            return f"tensor {number} of the header is of {dtype} and would get a gradient"
+        end = at + math.prod(shape) * dtype.itemsize
+        entries.append(_Entry(dtype, shape, bool(requires_grad), at, end))
         at = -(-end // ALIGNMENT) * ALIGNMENT
     return Layout(tuple(entries), at)
 
