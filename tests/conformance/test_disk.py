@@ -324,6 +324,25 @@ def test_a_lock_is_held_by_one_and_leaves_no_file(place: Place, monkeypatch: pyt
         disk.hold(place.path("no/lock"))
 
 
+def test_a_lock_whose_file_was_replaced_leaves_the_other_file_where_it_is(place: Place) -> None:
+    disk, path = place.disk, place.path("lock")
+    lock = disk.hold(path)
+    assert lock is not None
+    disk.remove(path)
+    place.write("lock", b"another")
+    lock.release()
+    assert disk.list(place.root) == ["lock"]
+    disk.remove(path)
+
+
+def test_who_does_not_wait_for_a_lock_is_told_at_once_that_it_is_held(place: Place) -> None:
+    lock = place.disk.hold(place.path("lock"))
+    assert lock is not None
+    with pytest.raises(Held, match=place.path("lock")):  # else after the time of a dead client's session
+        place.disk.hold(place.path("lock"), wait=False)
+    lock.release()
+
+
 def test_of_many_threads_one_holds_a_lock_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each removes the file that the next ones may just have opened."""
     monkeypatch.setattr(disk_of_3fs, "_HOLDER_NS", 1)

@@ -130,10 +130,11 @@ class Disk(Protocol):
 
     def is_dir(self, path: str) -> bool: ...
 
-    def hold(self, path: str) -> DiskLock | None:  # noqa: ARG002
+    def hold(self, path: str, *, wait: bool = True) -> DiskLock | None:  # noqa: ARG002
         """Makes the file `path`, or takes the one that a dead process has left, and locks it against other processes.
         None: this file system has no locks, or the file belongs to another user who lets nobody lock it. Raises `Held`,
-        on 3FS after the time in which the session of a dead client ends; `NotFound` (no parent), `NoSpace`."""
+        on 3FS after the time in which the session of a dead client ends, without `wait` at once; `NotFound` (no
+        parent), `NoSpace`."""
         return None
 
     def shown(self, path: str) -> str:

@@ -17,14 +17,16 @@ from fireflyer.checkpoint.engine.steps import run_steps
 
 __all__ = ["abandoned", "begin", "commit", "commit_manifest", "filling", "temporary_names"]
 
-_TEMPORARY: Final = re.compile(r"\.tmp-(.+)-[0-9a-f]{16}")
+_FILLED: Final = re.compile(r"\.tmp-(.+)-[0-9a-f]{16}(-locked)?")
+_LOCKED: Final = "-locked"
+"""Ends the name of what one process fills, which holds a lock meanwhile. Ranks of DCP fill without one."""
 
 
 def temporary_names(disk: Disk, parent: str, name: str) -> list[str]:
     """Of what is being filled, or was left, to become `parent`/`name`."""
     prefix = _prefix(name)
     found = [each for each in disk.list(parent) if each.startswith(prefix)]
-    return [each for each in found if re.fullmatch("[0-9a-f]{16}", each.removeprefix(prefix))]
+    return [each for each in found if re.fullmatch("[0-9a-f]{16}(-locked)?", each.removeprefix(prefix))]
 
 
 def begin(disk: Disk, parent: str, name: str, tag: str) -> str:
@@ -39,7 +41,8 @@ def filling(disk: Disk, parent: str, name: str) -> Iterator[str]:
     """As `begin`, for one process, which is alone with it until the end. What an error leaves is removed: on a full
     disk it would take the space that is needed to try again."""
     with _owning(disk, parent, name) as alone:
-        temporary = _make(disk, parent, name, secrets.token_hex(8), alone=alone)
+        tag = secrets.token_hex(8) + (_LOCKED if alone else "")
+        temporary = _make(disk, parent, name, tag, alone=alone)
         try:
             yield temporary
         except BaseException:
@@ -71,17 +74,17 @@ def _owning(disk: Disk, parent: str, name: str) -> Iterator[bool]:
 @contextlib.contextmanager
 def abandoned(disk: Disk, parent: str, name: str) -> Iterator[bool]:
     """Whether `name` in `parent` is a checkpoint that nobody fills any more, as nobody begins to before the end, or
-    nothing that is filled here. False where it cannot be known, and for what is to become no checkpoint: who fills that
-    again removes it."""
-    found = _TEMPORARY.fullmatch(name)
+    nothing that is filled here. False where it cannot be known, as of what ranks of DCP fill, and for what is to become
+    no checkpoint: who fills that again removes it."""
+    found = _FILLED.fullmatch(name)
     if found is None or is_temporary(name):
         yield True
         return
-    if parse_final(found[1]) is None:
+    if parse_final(found[1]) is None or not found[2]:
         yield False
         return
     try:
-        lock = disk.hold(f"{parent}/{_lock_name(found[1])}")
+        lock = disk.hold(f"{parent}/{_lock_name(found[1])}", wait=False)
     except Held:
         lock = None
     try:

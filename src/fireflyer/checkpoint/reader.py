@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -36,12 +36,16 @@ __all__ = [
     "Opened",
     "choose",
     "describe",
+    "is_gone",
     "look",
     "open_checkpoint",
     "stored_job_plan",
     "stored_plans",
     "verify",
 ]
+
+_LISTINGS: Final = 10
+"""Of a directory whose checkpoints are removed while they are read."""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
@@ -106,20 +110,31 @@ def open_checkpoint(path: CheckpointPath, disk: Disk | None = None) -> Opened:
     if disk.exists(f"{root}/{MANIFEST_FILE}"):
         parent, _, name = root.rpartition("/")
         return Opened(disk, parent, name, _manifest_in(disk, parent, name))
-    found = _candidates_in(disk, root)
-    passed_over: list[SkippedCheckpoint] = []
-    for candidate in found:
-        try:
-            manifest = read_manifest(disk, root, candidate)
-        except (TransientError, PermissionDenied):
-            raise
-        except FireflyerError as error:
-            passed_over.append(SkippedCheckpoint(candidate.name, error.message))
-        else:
-            return Opened(disk, root, candidate.name, manifest, tuple(passed_over))
+    for _ in range(_LISTINGS):
+        passed_over: list[SkippedCheckpoint] = []
+        gone = False
+        for candidate in _candidates_in(disk, root):
+            try:
+                manifest = read_manifest(disk, root, candidate)
+            except (TransientError, PermissionDenied):
+                raise
+            except FireflyerError as error:
+                gone |= is_gone(disk, root, candidate.name)
+                passed_over.append(SkippedCheckpoint(candidate.name, error.message))
+            else:
+                return Opened(disk, root, candidate.name, manifest, tuple(passed_over))
+        if not gone:
+            break
     if passed_over:
-        raise DataCorruption(f"none of the {len(found)} checkpoints in {shown} can be read: {passed_over[0].reason}")
+        raise DataCorruption(
+            f"none of the {len(passed_over)} checkpoints in {shown} can be read: {passed_over[0].reason}"
+        )
     raise NotFound(f"{shown} is no checkpoint and holds none; give a directory with {MANIFEST_FILE}, or one of those")
+
+
+def is_gone(disk: Disk, root: str, name: str) -> bool:
+    """Whether the checkpoint was removed since `root` was listed: nobody says of it that it is damaged."""
+    return not disk.is_dir(f"{root}/{name}")
 
 
 def _manifest_in(disk: Disk, root: str, name: str) -> Manifest:
@@ -171,7 +186,8 @@ def _look_at_all(storage: Storage, *, deep: bool, other_names: bool = False) -> 
         others = [name for name in names if not name.startswith(".") and name not in found]
         found += [name for name in others if _has_manifest(disk, root, name)]
     looked = [look(disk, root, name, names, deep=deep) for name in found]
-    return sorted(looked, key=lambda info: -info.step)
+    there = [info for info in looked if info.problem is None or not is_gone(disk, root, info.name)]
+    return sorted(there, key=lambda info: -info.step)
 
 
 def _has_manifest(disk: Disk, root: str, name: str) -> bool:

@@ -95,32 +95,43 @@ def remove(path: CheckpointPath, *, force: bool = False, disk: Disk | None = Non
     disk, root, name, shown = _locate(path, disk)
     names = disk.list(root)
     if is_pinned(name, names):
-        raise UsageError(f"{shown} is pinned; run `ff ckpt unpin {shown}` first")
+        raise _pinned(shown)
     if not force and _is_last(disk, root, name, names):
         raise UsageError(f"{shown} is the last whole checkpoint there; give --force to remove it all the same")
     trash = trash_name(name, names)
     with _permitted(shown, "removed"):
         disk.rename(f"{root}/{name}", f"{root}/{trash}")
     disk.sync_dir(root)
+    if disk.exists(f"{root}/{pin_name(name)}"):  # who pins looks after its marker is there whether the checkpoint is
+        disk.rename(f"{root}/{trash}", f"{root}/{name}")
+        disk.sync_dir(root)
+        raise _pinned(shown)
     try:
         run_steps(remove_tree(disk, f"{root}/{trash}"))
     except PermissionDenied:  # its directory is another user's: the first file was refused, so all are there
-        with contextlib.suppress(FireflyerError):
-            disk.rename(f"{root}/{trash}", f"{root}/{name}")
-            disk.sync_dir(root)
+        disk.rename(f"{root}/{trash}", f"{root}/{name}")
+        disk.sync_dir(root)
         raise PermissionDenied(
             f"{shown} is not removed: permission denied; that needs the right to write in it, too"
         ) from None
 
 
+def _pinned(shown: str) -> UsageError:
+    return UsageError(f"{shown} is pinned; run `ff ckpt unpin {shown}` first")
+
+
 def _is_last(disk: Disk, root: str, name: str, names: list[str]) -> bool:
     """Whether it is whole, and no other that a restore would take is."""
     others = [candidate.name for candidate in candidates(names) if candidate.name != name]
-    if any(look(disk, root, other, names, deep=True).problem is None for other in others):
-        return False
-    found = look(disk, root, name, names, deep=True)
-    if found.denied:
-        raise PermissionDenied(f"{found.problem}; nobody can tell whether it is the last whole checkpoint there")
+    denied: list[str] = []
+    for other in (*others, name):
+        found = look(disk, root, other, names, deep=True)
+        if found.problem is not None and found.denied:
+            denied.append(found.problem)
+        if found.problem is None and other != name:
+            return False
+    if denied and (found.problem is None or found.denied):
+        raise PermissionDenied(f"{denied[-1]}; nobody can tell whether it is the last whole checkpoint there")
     return found.problem is None
 
 

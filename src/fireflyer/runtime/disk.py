@@ -225,12 +225,7 @@ class _RealLock(DiskLock):
 
     def in_place(self) -> bool:
         """Who held it before may have removed the file that was opened here."""
-        try:
-            there = os.lstat(self._path)
-        except FileNotFoundError:
-            return False
-        held = os.fstat(self._fd)
-        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+        return _is_at(self._fd, self._path)
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1
@@ -238,24 +233,39 @@ class _RealLock(DiskLock):
             return
         try:
             with _translated(f"remove {self._path}"), contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+                if _is_at(fd, self._path):
+                    os.unlink(self._path)
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the same descriptor
             os.close(fd)
 
 
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    held = os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
+
 def _open_lock(path: str) -> int:
-    """-1: it is another user's, who lets nobody open it."""
+    """-1: it is another user's, who lets nobody open it. Who owns it may remove it meanwhile."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
-    except PermissionError:
-        if not os.path.lexists(path):
-            raise
-    try:
-        return os.open(path, os.O_RDONLY | flags)
-    except PermissionError:
-        return -1
+    refused: PermissionError | None = None
+    for _ in range(_LOCK_TRIES):
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+        except PermissionError as error:
+            refused = error
+        try:
+            return os.open(path, os.O_RDONLY | flags)
+        except PermissionError:
+            return -1
+        except FileNotFoundError:
+            continue
+    assert refused is not None  # noqa: S101 - the last try was refused
+    raise refused
 
 
 class RealDisk(Disk):
@@ -311,7 +321,7 @@ class RealDisk(Disk):
         except OSError:
             return None
 
-    def hold(self, path: str) -> DiskLock | None:
+    def hold(self, path: str, *, wait: bool = True) -> DiskLock | None:  # noqa: ARG002 - a dead holder has none here
         with _translated(f"lock {path}"):
             for _ in range(_LOCK_TRIES):
                 fd = _open_lock(_checked(path))
@@ -326,6 +336,8 @@ class RealDisk(Disk):
                     except OSError as error:
                         if error.errno not in _NO_LOCKS:
                             raise
+                        if error.errno != errno.EBADF:  # of another user, who may have locks
+                            os.unlink(path)
                         return None
                     lock = _RealLock(fd, path)
                     if lock.in_place():

@@ -431,7 +431,7 @@ class MountedDisk(Disk):
     def is_dir(self, path: str) -> bool:
         return isinstance(self._alive().lookup(path), DirectoryNode)
 
-    def hold(self, path: str) -> DiskLock:
+    def hold(self, path: str, *, wait: bool = True) -> DiskLock:  # noqa: ARG002
         node = FileNode(self._device.new_number())
 
         def effect(device: SimDisk) -> None:
@@ -441,14 +441,18 @@ class MountedDisk(Disk):
             if device.lookup(path) is None:
                 self._add(device, "hold", path, node)
             device.holders[path] = self
+            held.append(device.lookup(path))
 
+        held: list[object] = []
         self.operate("hold", path, effect)
-        return _SimLock(self, path)
+        return _SimLock(self, path, held[-1])
 
-    def let_go(self, path: str) -> None:
-        """Lock that `hold` took, which is free from now on."""
+    def let_go(self, path: str, file: object) -> None:
+        """Lock of `file` that `hold` took, which is free from now on. Where another file has its place, that stays."""
         device = self._alive()
         with device.lock:
+            if device.lookup(path) is not file:
+                return
             try:
                 self.remove(path)
             finally:
@@ -474,13 +478,13 @@ class MountedDisk(Disk):
 
 
 class _SimLock(DiskLock):
-    def __init__(self, disk: MountedDisk, path: str) -> None:
-        self._disk, self._path, self._held = disk, path, True
+    def __init__(self, disk: MountedDisk, path: str, file: object) -> None:
+        self._disk, self._path, self._file, self._held = disk, path, file, True
 
     def release(self) -> None:
         if self._held:
             self._held = False
-            self._disk.let_go(self._path)
+            self._disk.let_go(self._path, self._file)
 
 
 class _SimTransfer(Transfer):

@@ -44,8 +44,8 @@ class WithoutSync(Disk):
     def is_dir(self, path: str) -> bool:
         return self._disk.is_dir(path)
 
-    def hold(self, path: str) -> DiskLock | None:
-        return self._disk.hold(path)
+    def hold(self, path: str, *, wait: bool = True) -> DiskLock | None:
+        return self._disk.hold(path, wait=wait)
 
     def sync_dir(self, path: str) -> None:
         if self._operation != "sync_dir" or not self._affects(path):

@@ -11,7 +11,14 @@ from fireflyer.base.errors import DataCorruption, Exists, FireflyerError, NotFou
 from fireflyer.base.ports import Disk, DiskFile
 from fireflyer.checkpoint.core.fence import fenced, overtaken_by, parse_writer
 from fireflyer.checkpoint.core.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest
-from fireflyer.checkpoint.core.names import MANIFEST_FILE, Candidate, final_name, trash_name
+from fireflyer.checkpoint.core.names import (
+    MANIFEST_FILE,
+    Candidate,
+    final_name,
+    parse_final,
+    pin_name,
+    trash_name,
+)
 from fireflyer.checkpoint.engine.steps import Steps
 
 __all__ = [
@@ -121,7 +128,8 @@ def commit(
 
 def discard(disk: Disk, root: str, name: str, writer_directory: str) -> Steps[None]:
     """Moves `name` (from `root`) into the writer's directory, durably, and then removes it: who writes into it finds it
-    gone, and a writer that has been fenced can remove nothing. Gone already is fine."""
+    gone, and a writer that has been fenced can remove nothing. Gone already is fine. A checkpoint that somebody has
+    pinned since `root` was listed gets its name back: who pins writes the marker first, and looks then."""
     directory, _, last = name.rpartition("/")
     place = f"{root}/{writer_directory}"
     if directory != writer_directory or not last.startswith(".trash-"):
@@ -131,6 +139,10 @@ def discard(disk: Disk, root: str, name: str, writer_directory: str) -> Steps[No
         except NotFound:
             if writer_directory and not disk.is_dir(place):
                 raise
+            return
+        if parse_final(name) is not None and disk.exists(f"{root}/{pin_name(name)}"):
+            disk.rename(f"{place}/{trash}", f"{root}/{name}")
+            yield from sync_names(disk, root)
             return
         yield from sync_names(disk, f"{root}/{directory}" if directory else root)
         yield

@@ -177,7 +177,7 @@ def verify_command(*, path: str, as_json: bool) -> int:
 def _verified(path: str) -> list[_Verified]:
     from fireflyer.base.errors import NotFound, PermissionDenied
     from fireflyer.checkpoint.core.names import MANIFEST_FILE, parse_final
-    from fireflyer.checkpoint.reader import describe, look
+    from fireflyer.checkpoint.reader import describe, is_gone, look
     from fireflyer.checkpoint.storage import open_storage
     from fireflyer.checkpoint.upkeep import damages
 
@@ -197,5 +197,9 @@ def _verified(path: str) -> list[_Verified]:
             problems = (info.problem,) if info.problem is not None else tuple(damages(disk, root, info.name))
         except PermissionDenied as error:
             problems, denied = (error.message,), True
+        if problems and is_gone(disk, root, info.name):
+            continue
         verified.append(_Verified(info.name, info.step, info.size_bytes, problems, denied))
+    if not verified:
+        raise NotFound(f"{shown} was removed by the job that saves there, or all in it were; run the command again")
     return verified

@@ -217,8 +217,9 @@ class _Lock(DiskLock):
     def take(self, until_ns: int) -> bool:
         """Whether the file is still at its path then: who held it before may have removed it."""
         while True:
+            left_ns = until_ns - time.monotonic_ns()
             try:
-                self._file.lock(LockKind.WRITE, window=Window.WHOLE, wait_ns=_LOCK_WAIT_NS)
+                self._file.lock(LockKind.WRITE, window=Window.WHOLE, wait_ns=min(max(0, left_ns), _LOCK_WAIT_NS))
                 break
             except BlockingIOError:
                 if time.monotonic_ns() >= until_ns:
@@ -233,9 +234,14 @@ class _Lock(DiskLock):
             return
         try:
             with _translated(f"remove {self._shown}"), contextlib.suppress(FileNotFoundError):
-                self._files.unlink(self._path)
+                if self._holds():
+                    self._files.unlink(self._path)
         finally:
             self.give_up()
+
+    def _holds(self) -> bool:
+        """The session may have ended, and with it the lock: then the file is that of who has the lock now."""
+        return not self._file.file.lost and self._files.lstat(self._path).st_ino == self._file.file.inode_id
 
     def give_up(self) -> None:
         """Leaves the file where it is."""
@@ -383,8 +389,8 @@ class FileSystemDisk(Disk):
             except (FileNotFoundError, NotADirectoryError):
                 return False
 
-    def hold(self, path: str) -> DiskLock | None:
-        until_ns = time.monotonic_ns() + _HOLDER_NS
+    def hold(self, path: str, *, wait: bool = True) -> DiskLock | None:
+        until_ns = time.monotonic_ns() + (_HOLDER_NS if wait else 0)
         with self._of("lock", path):
             while True:
                 try:
