@@ -36,8 +36,13 @@ LOOK_S: Final = 2.0
 _PATIENCE_NS: Final = 120 * SECOND
 """Without an answer of Slurm."""
 _WAITS: Final = 15
-"""Looks at a job that does not start on its idle node, as another one was faster; and at a file that a shared file
-system does not show yet."""
+"""Looks at a job whose node another one has got first, or that Slurm has a reason not to start; and at a file that a
+shared file system does not show yet."""
+_WAITS_IDLE: Final = 150
+"""Looks at a job that waits for nothing but its turn, on a node that is idle: the scheduler of Slurm that starts jobs
+of the lowest priority runs every 30 s by default (`bf_interval`), on large sites every few minutes."""
+_UNHEARD_LOOKS: Final = 300
+"""Looks for a job of which `sbatch` has not said whether Slurm has it."""
 _NICE: Final = 1_000_000
 _LOST: Final = ("PREEMPTED", "CANCELLED", "NODE_FAIL", "DEADLINE")
 """States of jobs that something else has ended."""
@@ -238,16 +243,16 @@ class _Running:
         one = self._submitted[name]
         if not one.number:
             one.looks += 1
-            if one.looks >= _WAITS:
-                self._interrupted(name)
+            if one.looks >= _UNHEARD_LOOKS:
+                self._interrupted(name, unheard=True)
             return
         if said is not None and said.phase is not Phase.ENDED:
             waits = said.phase is Phase.WAITING
-            one.looks += waits
+            one.looks = one.looks + 1 if waits else 0
             if waits and said.reason not in _OF_OTHERS:
                 self._held[one.job.nodes] = plain(said.reason)
             stays = said.phase is Phase.UNCLEAR and said.state not in _PASSING
-            if stays or (waits and (late or one.looks >= _WAITS)):
+            if stays or (waits and (late or one.looks >= self._most_looks(one.job, said))):
                 await self._slurm.cancel(one.number, name)
                 self._interrupted(name)
             return
@@ -267,19 +272,30 @@ class _Running:
         self._ended.append(Ended(one.job, report, ""))
         _remove(one.output)
 
+    def _most_looks(self, job: Job, said: SlurmJob) -> int:
+        idle = all(self._states.get(name) == "idle" for name in job.nodes)
+        return _WAITS_IDLE if idle and said.reason in _OF_OTHERS else _WAITS
+
     def _why_not(self, nodes: tuple[str, ...]) -> str:
         if nodes in self._held:
             return f"Slurm did not start its job: {self._held[nodes]}"
-        states = ", ".join(self._states[name] for name in nodes if self._states.get(name, "idle") != "idle")
+        known = [self._states[name] for name in nodes if name in self._states]
+        if known and set(known) == {"idle"}:
+            return "it had no turn in time; see --wait and --at-once"
+        states = ", ".join(one for one in known if one != "idle")
         return f"its node was not idle in time{f' ({states})' if states else ''}; see --wait"
 
     def _end(self, job: Job, why_not: str) -> None:
         self.queue.ended(job.nodes)
         self._ended.append(Ended(job, None, why_not))
 
-    def _interrupted(self, name: str) -> None:
+    def _interrupted(self, name: str, *, unheard: bool = False) -> None:
+        """`unheard`: Slurm may show the job later: by its file the next command, or the end of this one, cancels it."""
         one = self._submitted.pop(name)
-        _remove(one.output)
+        if unheard:
+            self._files.leave()
+        else:
+            _remove(one.output)
         if not self.queue.interrupted(one.job.nodes):
             held = one.job.nodes in self._held
             why = self._why_not(one.job.nodes) if held else "other jobs have interrupted it again and again"

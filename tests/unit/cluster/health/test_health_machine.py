@@ -273,6 +273,11 @@ def test_warnings_without_number_are_told_once_each_up_to_a_limit() -> None:
         floor.says("n0", *many)
     assert len(floor.told()) == MAX_WARNED
     assert "further ones" in str(floor.told()[-1])
+    floor.says("n0", *(msgspec.structs.replace(passes("clock"), part=f"clock:{number}") for number in range(40)))
+    told = len(floor.told())
+    floor.says("n0", fault("clock", "warn", part="clock:0"))
+    assert [one.text for one in floor.record("n0").warned] == ["clock of clock:0"], "there is room for it again"
+    assert len(floor.told()) == told + 1
     floor.says("n0", passes("clock"))
     assert floor.record("n0").warned == ()
 

@@ -95,6 +95,22 @@ def test_a_node_of_a_cluster_that_has_lost_gpus_is_at_fault_and_stays_due() -> N
     assert [one.node for one in measured.records()] == ["well"]
 
 
+def test_nodes_that_have_all_lost_their_driver_are_at_fault_and_stay_due_until_they_are_meant_so() -> None:
+    """A new kernel without a driver on every node: no peer says what is usual, but their own records do."""
+    names = [f"node-{number}" for number in range(20)]
+    known = [record(name, USUAL) for name in names]
+    for now_ns in (9, 10):
+        measured = NodeMeasurements(known)
+        for name in names[1:]:
+            measured.first(name, NodeReport(events=(), record=record(name, MACHINE)), now_ns)
+        for name, events in measured.events().items():
+            assert [(one.severity, one.cause) for one in events] == [("high", "fewer_gpus")], name
+            assert events[0].words.startswith("0 of 8 GPUs: it had 8 (NVIDIA H800) when it was recorded last; load")
+        assert measured.records() == [], "no record says that they are meant so"
+    meant = [*known, *(record(name, MACHINE, 11) for name in names)]
+    assert usual_model(record("node-1", MACHINE, 12), meant) is None
+
+
 def test_a_new_node_whose_gpus_never_showed_is_warned_of_by_each_validation_until_they_do_or_it_is_meant_so() -> None:
     def validated(known: list[NodeRecord], model: str, now_ns: int) -> tuple[list[str], NodeRecord]:
         measured = NodeMeasurements(known)

@@ -40,6 +40,10 @@ class FakeSlurm:
         self.powered = True
         self.reason = ""
         """Of jobs that wait."""
+        self.stays_idle = False
+        """Nodes of jobs that wait are idle: no other job has them."""
+        self.hidden = 0
+        """Looks at which no job is shown."""
         self.places: list[os.stat_result] = []
         self._jobs: dict[int, tuple[str, str, Path, str]] = {}
 
@@ -62,12 +66,15 @@ class FakeSlurm:
         self.submitted.append((options["nodelist"], script))
         self._jobs[number] = (options["job-name"], options["nodelist"], Path(options["output"]), "PENDING")
         self.places.append(os.stat(Path(options["output"]).parent))
-        self.states[options["nodelist"]] = "allocated"
+        self.states[options["nodelist"]] = "idle" if self.stays_idle else "allocated"
         self._may_fail("answer")
         return number
 
     async def jobs(self, names: Sequence[str]) -> tuple[SlurmJob, ...]:
         self._may_fail("jobs")
+        self.hidden -= 1
+        if self.hidden >= 0:
+            return ()
         found = []
         for number, (name, node, output, _) in self._jobs.items():
             if name not in names:
@@ -145,6 +152,28 @@ def test_one_that_waits_as_another_job_was_faster_is_withdrawn(tmp_path: Path) -
     assert ended.report is not None
     assert slurm.cancelled == [1]
     assert len(slurm.submitted) == 2
+
+
+def test_a_job_on_an_idle_node_waits_for_its_turn_in_slurm_for_minutes(tmp_path: Path) -> None:
+    """Where the scheduler that starts jobs of the lowest priority runs every few minutes."""
+    slurm = FakeSlurm(["a"], a=["PENDING"] * 149 + ["DONE"])
+    slurm.reason = "Priority"
+    slurm.stays_idle = True
+    (ended,) = validated(slurm, tmp_path, "a")
+    assert ended.report is not None
+    assert (slurm.cancelled, len(slurm.submitted)) == ([], 1)
+
+
+def test_a_job_that_waited_long_has_all_the_time_for_its_file(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a"], a=["PENDING"] * 14 + ["RUNNING"] + ["COMPLETED"] * 10 + ["DONE"])
+    (ended,) = validated(slurm, tmp_path, "a")
+    assert ended.report is not None
+
+
+def test_idle_nodes_that_had_no_turn_are_told_what_to_do(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a", "b"], a=["RUNNING"] * 300 + ["DONE"])
+    why = [one.why_not for one in validated(slurm, tmp_path, "a", "b", limit_ns=SECOND // 20)]
+    assert "it had no turn in time; see --wait and --at-once" in why
 
 
 def test_one_that_is_interrupted_again_and_again_is_given_up(tmp_path: Path) -> None:
@@ -244,6 +273,28 @@ def test_a_job_whose_answer_was_lost_is_cancelled_by_its_name(tmp_path: Path) ->
     validations.close()  # type: ignore[attr-defined]  # it is a generator
     assert slurm.cancelled == [2]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_slurm_shows_late_is_found_and_no_second_one_is_submitted(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a"], a=["RUNNING", "DONE"])
+    slurm.errors["answer"] = [AWAY]
+    slurm.hidden = 100
+    (ended,) = validated(slurm, tmp_path, "a")
+    assert ended.report is not None
+    assert len(slurm.submitted) == 1
+
+
+def test_a_job_that_slurm_does_not_show_in_ten_minutes_leaves_its_file_for_the_next_command(tmp_path: Path) -> None:
+    slurm = FakeSlurm(["a"], a=["DONE", "RUNNING"])
+    slurm.errors["answer"] = [AWAY]
+    slurm.stays_idle = True
+    slurm.hidden = 300
+    (ended,) = validated(slurm, tmp_path, "a")
+    assert ended.report is not None
+    assert len(slurm.submitted) == 2
+    assert [path.name.startswith("ff-validate-") for path in tmp_path.iterdir()] == [True]
+    asyncio.run(cancel_left_jobs(slurm, str(tmp_path), lambda _: None))
+    assert slurm.cancelled == [1]
 
 
 @pytest.mark.parametrize("call", ["fleet", "cancel"])

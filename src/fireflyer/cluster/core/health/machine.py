@@ -141,7 +141,8 @@ class HealthMachine:
         words = f"{fault_words(event)}{could_not}"
         warned = Warned(event.check, event.part, event.cause, words[:MAX_WARNED_WORDS])
         known = {one.subject for one in record.warned}
-        if len(known) >= MAX_WARNED - 1 and warned.subject not in known:  # else each would be told at each round
+        if len(known - {MORE_WARNINGS.subject}) >= MAX_WARNED - 1 and warned.subject not in known:
+            # Else each would be told at each round.
             warned, words = MORE_WARNINGS, f"more than {MAX_WARNED - 1} warnings: further ones are not told"
         if warned.subject in known:
             return
@@ -150,8 +151,8 @@ class HealthMachine:
 
     def _forget_warnings(self, record: NodeHealth, check: str, part: str) -> NodeHealth:
         warned = tuple(one for one in record.warned if one.check != check or part not in ("", one.part))
-        if warned == (MORE_WARNINGS,):
-            warned = ()
+        if len(warned) < MAX_WARNED:  # there is room for those that it stands for
+            warned = tuple(one for one in warned if one != MORE_WARNINGS)
         return self._put(msgspec.structs.replace(record, warned=warned))
 
     def _passed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:

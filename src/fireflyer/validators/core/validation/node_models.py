@@ -1,9 +1,10 @@
 """Models of nodes, as `MACHINE / 64 x PROCESSOR / 8 x GPU`: whether a node lacks GPUs that its peers have. Pure.
 
 A node whose driver is not loaded, or has lost a GPU, names another model than its peers, and would have none. So it is
-compared with the nodes that have the same other hardware. It is at fault where it had more GPUs itself: clusters have
-nodes of the same board with fewer, or without. A node that never had more is warned of by each validation, until it has
-them or a record without peers says that it is meant so: the driver of a new node may never have been loaded.
+compared with the nodes that have the same other hardware. It is at fault where it had more GPUs itself, also where its
+peers have lost theirs, too: clusters have nodes of the same board with fewer, or without. A node that never had more
+is warned of by each validation, until it has them or a record without peers says that it is meant so: the driver of a
+new node may never have been loaded.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class UsualModel(NamedTuple):
     gpu: str
     gpus: int
     nodes: int
+    """0 where it is the node's own record that says so."""
     has: int
     """GPUs of the node that differs from them."""
     had: int = 0
@@ -47,9 +49,9 @@ class UsualModel(NamedTuple):
 
 def usual_model(record: NodeRecord, records: Sequence[NodeRecord]) -> UsualModel | None:
     """The model of the node's own record before where it had more GPUs, else the most common model that is this node's
-    but for GPUs that it lacks. None: it lacks none, or fewer than `MIN_PEERS` other nodes have that model, or it was as
-    it is when it was recorded last, without a warning: a node that is meant to have fewer; or it was not recorded with
-    more, and `MIN_PEERS` other nodes are as it is."""
+    but for GPUs that it lacks. None: it lacks none; or it was as it is when it was recorded last, without a warning: a
+    node that is meant to have fewer; or it was not recorded with more, and fewer than `MIN_PEERS` other nodes have
+    more, or as many are as it is."""
     machine, has = _parts(record.model)
     models = {one.node: one.model for one in sorted(records, key=lambda one: one.seen_ns) if one.node != record.node}
     counts = Counter(models.values())
@@ -57,7 +59,8 @@ def usual_model(record: NodeRecord, records: Sequence[NodeRecord]) -> UsualModel
     before = last.model if last is not None else ""
     is_meant = last is not None and record.model == before and not last.fewer_gpus
     lost = _WITH_GPUS.fullmatch(before)
-    had = int(lost["count"]) if lost is not None and _lacks(record.model, machine, has, lost) is not None else 0
+    left = None if lost is None else _lacks(record.model, machine, has, lost)
+    had = 0 if lost is None or left is None else int(lost["count"])
     if is_meant or (not had and counts[record.model] >= MIN_PEERS):
         return None
     for model, nodes in sorted(counts.items(), key=lambda one: (one[0] != before, -one[1], one[0])):
@@ -67,7 +70,7 @@ def usual_model(record: NodeRecord, records: Sequence[NodeRecord]) -> UsualModel
         lacks = _lacks(record.model, machine, has, found)
         if lacks is not None:
             return UsualModel(model, found["gpu"], int(found["count"]), nodes, lacks, had)
-    return None
+    return None if lost is None or left is None else UsualModel(before, lost["gpu"], had, 0, left, had)
 
 
 def _record_before(record: NodeRecord, records: Sequence[NodeRecord]) -> NodeRecord | None:
@@ -97,6 +100,12 @@ def lacking_gpus(usual: UsualModel | None) -> list[Finding]:
     """What is wrong with a node that differs from its peers so: a fault where it had more, else a warning."""
     if usual is None:
         return []
+    if not usual.nodes:
+        words = (
+            f"{usual.has} of {usual.gpus} GPUs: it had {usual.had} ({usual.gpu}) when it was recorded last; load its "
+            "driver, or record on it that it is meant so"
+        )
+        return [Finding(severity="high", cause=FEWER_GPUS, words=words, at_once=True)]
     words = f"{usual.has} of {usual.gpus} GPUs; its {usual.nodes} peers have {usual.gpus} ({usual.gpu})"
     if not usual.is_fault:
         words += "; it was not recorded with more: load its driver, or record on it that it is meant so"
