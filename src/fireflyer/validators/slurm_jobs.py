@@ -30,7 +30,7 @@ from fireflyer.validators.core.validation.queue import ValidationQueue
 from fireflyer.validators.core.validation.reports import NodeReport, parse_node_report
 from fireflyer.validators.slurm_job_files import JobFiles, file_text
 
-__all__ = ["Slurm", "check_outputs", "is_of_reservation", "job_arguments", "run_slurm_jobs"]
+__all__ = ["Slurm", "check_outputs", "job_arguments", "reservations_of", "run_slurm_jobs"]
 
 LOOK_S: Final = 2.0
 _PATIENCE_NS: Final = 120 * SECOND
@@ -119,9 +119,15 @@ def check_outputs(directory: str) -> None:
         )
 
 
-def is_of_reservation(options: Sequence[str]) -> bool:
-    """Whether jobs with these options of `sbatch` start in a reservation, which Slurm refuses on other nodes."""
-    return any(one.partition("=")[0] == "--reservation" for one in options)
+def reservations_of(options: Sequence[str]) -> tuple[str, ...]:
+    """In which jobs with these options of `sbatch` start, which may be abbreviated; on other nodes Slurm refuses
+    them."""
+    for number, option in enumerate(options):
+        word, equals, names = option.partition("=")
+        if "--reservation".startswith(word) and len(word) >= len("--res"):
+            following = options[number + 1 : number + 2]
+            return tuple(names.split(",") if equals else following)
+    return ()
 
 
 def job_arguments(job: Job, name: str, output: str, options: Sequence[str]) -> tuple[str, ...]:
@@ -168,7 +174,7 @@ class _Running:
             return
         fleet = await self._slurm.fleet()
         self._states = {node.name: node.state for node in fleet.values()}
-        reserved = is_of_reservation(self._options)
+        reserved = bool(reservations_of(self._options))
         begun = self.queue.begin(
             [
                 node.name

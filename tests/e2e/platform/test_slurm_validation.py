@@ -222,7 +222,10 @@ def test_reserved_and_draining_nodes_keep_what_people_decided_and_slurm_says_why
     job = site.submits("--nodelist=c", "--ntasks=4")
     assert site.until_job(job, "RUNNING") == "c"
     site.types("scontrol", "update", "NodeName=c", "State=DRAIN", "Reason=bob looks at it")
+    other = "ReservationName=disks StartTime=now Duration=60 Users=root Nodes=a Flags=MAINT"
+    site.types("scontrol", "create", "reservation", *other.split())
     site.until("b", "maint")
+    site.until("a", "maint")
     site.until("c", "draining")
 
     code, said = site.runs("a", *validates, "--node", "b", "--node", "c", "--wait", "1s")
@@ -238,7 +241,12 @@ def test_reserved_and_draining_nodes_keep_what_people_decided_and_slurm_says_why
     code, said = site.runs("a", *validates, "--sbatch=--reservation=fans", "--wait", "1m")
     assert code == 0, said
     assert "b: in order" in said
-    assert "a: " not in said, "it is not of the reservation"
+    assert "a: " not in said, "it is of another reservation"
+    code, said = site.runs("a", *validates, "--sbatch=--reservation=none", "--wait", "3s")
+    assert (code, said.count("\n")) == (1, 1)
+    assert "Reservation none not found" in said
+    site.types("scontrol", "delete", "ReservationName=disks")
+    site.until("a", "idle")
     site.breaks("b")
     site.runs("b", *command(site, "check"))
     assert is_own(site.nodes()["b"]), "a faulty node drains in a reservation, too"

@@ -25,7 +25,14 @@ from fireflyer.cluster.core.slurm.drains import (
     reason_with_remedy,
 )
 from fireflyer.cluster.core.slurm.findings import Evidence
-from fireflyer.cluster.core.slurm.fleet import FleetNode, NodeJob, parse_drains, parse_fleet, parse_node_jobs
+from fireflyer.cluster.core.slurm.fleet import (
+    FleetNode,
+    NodeJob,
+    parse_drains,
+    parse_fleet,
+    parse_node_jobs,
+    parse_reserved,
+)
 from fireflyer.cluster.core.slurm.node_record import DrainRecord
 from fireflyer.cluster.core.slurm.output import SlurmOutputError
 
@@ -150,6 +157,23 @@ def test_whether_a_node_drains_is_not_taken_from_what_people_wrote(state: str, d
     assert parse_drains(SHOWN.format(state), "a") is drains
     with pytest.raises(SlurmOutputError, match="where node b was asked for"):
         parse_drains(SHOWN.format(state), "b")
+
+
+RESERVATION = (
+    "ReservationName=fans StartTime=1795900000 EndTime=1795903600 Duration=01:00:00 Nodes={nodes} NodeCnt=2 CoreCnt=8 "
+    "Features=(null) PartitionName=(null) Flags=MAINT,SPEC_NODES TRES=cpu=8 Users=root Groups=(null) Accounts=(null)\n"
+)
+
+
+@pytest.mark.parametrize(("shown", "nodes"), [("gpu-[1-3],b", "gpu-[1-3],b"), ("(null)", "")])
+def test_nodes_of_a_reservation(shown: str, nodes: str) -> None:
+    assert parse_reserved(RESERVATION.format(nodes=shown), "fans") == nodes
+
+
+@pytest.mark.parametrize("text", ["", RESERVATION.format(nodes="a").replace("fans", "disks"), "ReservationName=fans\n"])
+def test_another_answer_is_no_reservation(text: str) -> None:
+    with pytest.raises(SlurmOutputError, match="where reservation fans was asked for"):
+        parse_reserved(text, "fans")
 
 
 def test_jobs_of_a_node() -> None:

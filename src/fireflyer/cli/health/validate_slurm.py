@@ -80,7 +80,7 @@ def slurm_nodes_command(
     from fireflyer.validators.core.validation.node_measurements import NodeMeasurements
     from fireflyer.validators.core.validation.queue import due_nodes
     from fireflyer.validators.slurm_job_files import cancel_left_jobs
-    from fireflyer.validators.slurm_jobs import check_outputs, is_of_reservation, run_slurm_jobs
+    from fireflyer.validators.slurm_jobs import check_outputs, reservations_of, run_slurm_jobs
     from fireflyer.validators.stress import run
     from fireflyer.validators.stress.record_file import read_records
 
@@ -90,8 +90,9 @@ def slurm_nodes_command(
     click.get_current_context().with_resource(held(records))
     asyncio.run(cancel_left_jobs(slurm, os.path.abspath(outputs), say))
     known = read_records(records)
-    states = _RESERVED if is_of_reservation(options) else _SERVES
-    chosen = _chosen(asyncio.run(slurm.fleet()), partition, names, states)
+    reservations = reservations_of(options)
+    of_them = asyncio.run(_reserved(slurm, reservations)) if reservations and not names else None
+    chosen = _chosen(asyncio.run(slurm.fleet()), partition, names, of_them)
     due = chosen if names else due_nodes(chosen, known, time.time_ns(), every)
     if not due:
         say(f"all {len(chosen)} nodes were validated within {format_duration(every)}")
@@ -137,19 +138,28 @@ def slurm_nodes_command(
 
 
 def _chosen(
-    fleet: dict[str, FleetNode], partition: str | None, names: Sequence[str], states: Sequence[str]
+    fleet: dict[str, FleetNode], partition: str | None, names: Sequence[str], reserved: frozenset[str] | None
 ) -> list[str]:
-    """Nodes that a job could get, which are those in one of `states`, or those that were named."""
+    """Nodes that a job could get, of those that are `reserved` for it, or that were named."""
     for name in names:
         if name not in fleet:
             raise UsageError(f"Slurm knows no node {name}; `sinfo --Node` lists them")
     there = [node for node in fleet.values() if partition is None or partition in node.partitions]
     if not there:
         raise UsageError(f"Slurm has no node in a partition {partition}; `sinfo` lists them")
-    free = [node.name for node in there if node.answers and node.powered and node.state in states]
-    if states is _RESERVED and not names and not free:
-        raise UsageError("no node is idle in a reservation now; `scontrol show reservation` lists them")
+    states = _SERVES if reserved is None else _RESERVED
+    free = [
+        node.name
+        for node in there
+        if node.answers and node.powered and node.state in states and (reserved is None or node.name in reserved)
+    ]
+    if reserved is not None and not free:
+        raise UsageError("no node of the reservation is idle now; `scontrol show reservation` lists them")
     return list(names) or free
+
+
+async def _reserved(slurm: SlurmCommands, reservations: Sequence[str]) -> frozenset[str]:
+    return frozenset([node for name in reservations for node in await slurm.reserved(name)])
 
 
 def _drain(slurm: SlurmCommands, name: str, fault: HealthEvent, share: float, *, drain: bool) -> None:

@@ -21,7 +21,7 @@ from fireflyer.validators.cluster_tasks import Ended, Job
 from fireflyer.validators.core.validation.records import NodeRecord
 from fireflyer.validators.core.validation.reports import NodeReport, report_line
 from fireflyer.validators.slurm_job_files import JobFiles, cancel_left_jobs
-from fireflyer.validators.slurm_jobs import check_outputs, run_slurm_jobs
+from fireflyer.validators.slurm_jobs import check_outputs, reservations_of, run_slurm_jobs
 
 HOUR_NS = 3600 * SECOND
 
@@ -220,6 +220,19 @@ def test_jobs_of_a_reservation_are_submitted_for_its_nodes_which_are_not_idle_ot
     ended = list(validated(slurm, tmp_path, "a", "b", limit_ns=SECOND // 20, options=("--reservation=fans",)))
     assert [node for node, _ in slurm.submitted] == ["a"]
     assert sorted(reported(ended)) == [("a", True), ("b", False)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reservations"),
+    [
+        (("--qos=idle", "--reservation=fans"), ("fans",)),
+        (("--reserv=fans,disks",), ("fans", "disks")),
+        (("--reservation", "fans", "--qos=idle"), ("fans",)),
+        (("--reboot", "--requeue", "--re", "--qos=--reservation=fans"), ()),
+    ],
+)
+def test_reservations_are_read_from_options_of_sbatch(options: tuple[str, ...], reservations: tuple[str, ...]) -> None:
+    assert reservations_of(options) == reservations
 
 
 @pytest.mark.parametrize("reason", ["AccountNotAllowed", "PartitionDown"])

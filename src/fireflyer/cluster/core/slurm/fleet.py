@@ -24,6 +24,7 @@ __all__ = [
     "parse_drains",
     "parse_fleet",
     "parse_node_jobs",
+    "parse_reserved",
 ]
 
 FLEET_FORMAT: Final = "%N|%R|%T|%C"
@@ -46,6 +47,7 @@ _REASON: Final = re.compile(rf"(?P<name>{_NAME})\|(?P<since>[0-9]{{1,12}}|Unknow
 _POWER_FLAGS: Final = frozenset("~#!%")
 _JOB: Final = re.compile(r" *([0-9]{1,10}) +([0-9]{1,9}) +([01]) *")
 _SHOWN: Final = re.compile(rf"NodeName=(?P<name>{_NAME}) [^\n]{{0,4096}}? State=(?P<state>[A-Z_+*~#!%$@^-]{{2,120}}) ")
+_RESERVED: Final = re.compile(rf"ReservationName=(?P<name>{_NAME}) [^\n]{{0,4096}}? Nodes=(?P<nodes>\S{{1,65536}}) ")
 
 
 class FleetNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +137,15 @@ def parse_drains(text: str, node: str) -> bool:
     if found is None or found["name"] != node:
         raise SlurmOutputError(f"scontrol printed {plain(text)!r} where node {node} was asked for")
     return any(word.startswith("DRAIN") for word in found["state"].split("+"))
+
+
+def parse_reserved(text: str, reservation: str) -> str:
+    """Of `scontrol --oneliner show reservation NAME`: its nodes, as a host list of Slurm; empty without any. Raises
+    `SlurmOutputError`."""
+    found = _RESERVED.match(text)
+    if found is None or found["name"] != reservation:
+        raise SlurmOutputError(f"scontrol printed {plain(text)!r} where reservation {reservation} was asked for")
+    return "" if found["nodes"] == "(null)" else found["nodes"]
 
 
 def parse_node_jobs(text: str) -> tuple[NodeJob, ...]:

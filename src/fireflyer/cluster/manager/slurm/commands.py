@@ -22,6 +22,7 @@ from fireflyer.cluster.core.slurm.fleet import (
     parse_drains,
     parse_fleet,
     parse_node_jobs,
+    parse_reserved,
 )
 from fireflyer.cluster.core.slurm.output import (
     JOB_FORMAT,
@@ -103,6 +104,12 @@ class SlurmCommands:
         command = ["sinfo", "--noheader", "--all", "--Node", *([f"--nodes={_checked(node)}"] if node else ())]
         rows = await self._run([*command, f"--format={FLEET_FORMAT}"])
         return parse_fleet(rows, await self._run([*command, f"--format={REASON_FORMAT}"]))
+
+    async def reserved(self, reservation: str) -> tuple[str, ...]:
+        """Nodes of a reservation. Raises `PermanentError` where Slurm knows none of this name."""
+        shown = await self._run(["scontrol", "--oneliner", "show", "reservation", _checked(reservation)])
+        hosts = parse_reserved(shown, reservation)
+        return tuple((await self._run(["scontrol", "show", "hostnames", hosts])).split()) if hosts else ()
 
     async def drains(self, node: str) -> bool:
         """Of one node, which costs slurmctld less than `fleet`. Raises `UsageError` for one that Slurm has not."""
