@@ -266,6 +266,18 @@ def test_a_warning_is_told_once_until_the_check_passes() -> None:
     assert len(floor.told()) == 2
 
 
+def test_that_the_program_fails_stands_until_it_has_run_whatever_the_kernel_says_meanwhile() -> None:
+    floor = tens(4)
+    failed = msgspec.structs.replace(fault("health_program", "warn", words="driver does not answer"), could_not_run=True)
+    for _ in range(3):
+        floor.says("n0", failed)
+        floor.says("n0", fault("gpu_xid", "warn", cause="xid_13", once=True))
+    assert len(floor.told()) == 2, "each once"
+    assert [one.check for one in floor.record("n0").warned] == ["health_program", "gpu_xid"]
+    floor.says("n0", fault("clock", "warn", words="1 s off"))
+    assert [one.check for one in floor.record("n0").warned] == ["gpu_xid", "clock"], "its checks have run"
+
+
 def test_warnings_without_number_are_told_once_each_up_to_a_limit() -> None:
     floor = tens(4)
     many = [fault("clock", "warn", part=f"clock:{number}") for number in range(2 * MAX_WARNED)]

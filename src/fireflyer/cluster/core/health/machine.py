@@ -126,7 +126,8 @@ class HealthMachine:
     # --- reports ---
 
     def _said(self, node: str, events: tuple[Finding, ...], asked: int, now_ns: int) -> None:
-        if all(event.check != PROGRAM for event in events):
+        followed = bool(events) and all(event.once for event in events)  # what happened on the node: no check has run
+        if not followed and all(event.check != PROGRAM for event in events):
             self._forget_warnings(self._known(node), PROGRAM, "")  # it has run; it does not say so itself
         for event in events:
             if is_fault(event):
