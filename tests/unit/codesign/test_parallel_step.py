@@ -25,7 +25,9 @@ from fireflyer.codesign.parallel import (
 )
 from fireflyer.codesign.parallel.experts import copies_per_token, expected_places, nodes_per_token
 from fireflyer.codesign.parallel.memory import held_parameters
+from fireflyer.codesign.parallel.plan import FORMAT_BYTES
 from fireflyer.codesign.parallel.search import order_key
+from fireflyer.codesign.parallel.step import optimizer_seconds
 from fireflyer.codesign.parallel.traffic import link_rate, reduction, stage_traffic
 
 TABLE_4 = MeasuredStep(
@@ -88,6 +90,27 @@ def test_gradients_of_experts_are_added_over_ranks_with_the_same_experts_only() 
     assert found["nic"] == pytest.approx(dense * 4 * 2 * 7 / 8), (
         "whole gradients are added up, each rank steps its rows"
     )
+
+
+@pytest.mark.parametrize(
+    ("degrees", "of_dense", "of_routed"),
+    [
+        ({"replicate": 8, "expert": 2}, 1, 1),
+        ({"shard": 8, "zero": 1, "expert": 2}, 8, 4),
+        ({"shard": 8, "zero": 1, "expert": 8}, 8, 1),
+        ({"replicate": 2, "shard": 4, "zero": 1, "expert": 4}, 4, 1),
+    ],
+)
+def test_the_optimizer_steps_a_shard_and_of_experts_one_of_the_ranks_with_the_same_ones(
+    degrees: dict[str, int], of_dense: int, of_routed: int
+) -> None:
+    given = ParallelPlan(**degrees, sequence_tokens=4096, batch_sequences=64)  # type: ignore[arg-type]
+    shape = shape_from_config(DEEPSEEK_MOE_16B)
+    dense, routed = held_parameters(given, shape, 0)
+    each = 2 * given.precision.state_bytes + 4 + FORMAT_BYTES[given.precision.parameters]
+    wanted = (dense / of_dense + routed / of_routed) * each / H800.hbm_bytes_per_s
+    assert given.precision.gradients == "fp32"
+    assert optimizer_seconds(given, shape, H800, 0) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(("shard", "replicate", "gathered"), [(16, 1, 1 / 2), (8, 2, 0), (1, 16, 0)])

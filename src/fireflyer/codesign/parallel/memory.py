@@ -150,12 +150,11 @@ def static_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[in
     if zero == 3 and precision.parameters == "bf16":
         parameter, state = FORMAT_BYTES["fp32"], state - FORMAT_BYTES["fp32"]
     beside = zero in (1, 2) and precision.parameters == "fp32" and not plan.rows_of_whole
-    reduced = zero >= 2 or (zero == 1 and plan.micro_batches == 1 and not plan.rows_of_whole)
     parameters = gradients = states = 0.0
     for count, shard in zip(held_parameters(plan, shape, stage), (plan.shard, plan.expert_shard), strict=True):
         parameters += count * parameter / (shard if zero == 3 else 1)
         parameters += count * parameter / shard if beside else 0
-        gradients += count * (FORMAT_BYTES["fp32"] / shard if reduced else gradient)
+        gradients += count * (FORMAT_BYTES["fp32"] / shard if plan.reduces_shards else gradient)
         states += count * state / (shard if zero >= 1 else 1)
     return round(parameters), round(gradients), round(states)
 

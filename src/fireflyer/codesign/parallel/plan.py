@@ -171,6 +171,11 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.zero == 1 and (self.pipeline > 1 or self.expert > 1)
 
     @property
+    def reduces_shards(self) -> bool:
+        """Whether a rank keeps the gradients that it steps alone, in FP32, and no whole ones between micro-batches."""
+        return self.zero >= 2 or (self.zero == 1 and self.micro_batches == 1 and not self.rows_of_whole)
+
+    @property
     def pieces(self) -> int:
         """Parts into which the layers are cut, in the order in which a token passes them."""
         return self.pipeline * pieces_per_rank(self.schedule, self.chunks)

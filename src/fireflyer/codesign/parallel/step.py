@@ -13,10 +13,10 @@ import msgspec
 from fireflyer.codesign.decoding import compute_share
 from fireflyer.codesign.model import ModelShape, model_flops_utilization, training_flops
 from fireflyer.codesign.parallel.expert_replicas import ExpertLoads
-from fireflyer.codesign.parallel.memory import RankMemory, peak_memory, static_memory
+from fireflyer.codesign.parallel.memory import RankMemory, held_parameters, peak_memory
 from fireflyer.codesign.parallel.node import NodeModel
 from fireflyer.codesign.parallel.pipeline import OVERLAPPING, StageTimes, pipeline_time
-from fireflyer.codesign.parallel.plan import ParallelPlan
+from fireflyer.codesign.parallel.plan import FORMAT_BYTES, ParallelPlan
 from fireflyer.codesign.parallel.stages import Stage, again_flops, balance_model, first_equal_stages, layers_with
 from fireflyer.codesign.parallel.traffic import LINKS, Link, Traffic, link_rate, stage_message_bytes, stage_traffic
 
@@ -315,12 +315,16 @@ def _exposed_reduction(
 
 
 def optimizer_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int) -> float:
-    """Reads and writes of states, reads of gradients and writes of parameters over the rate of GPU memory."""
-    parameters, gradients, states = static_memory(plan, shape, stage)
-    if plan.zero:
-        gradients = gradients if plan.zero >= 2 else gradients // plan.shard
-        parameters = parameters if plan.zero == 3 else parameters // plan.shard
-    return (2 * states + gradients + parameters) / node.hbm_bytes_per_s
+    """Reads and writes of states, reads of gradients and writes of parameters, of those that a rank of the stage steps,
+    over the rate of GPU memory: with ZeRO a shard of what all ranks have, and of experts one of those that the ranks
+    with the same ones have."""
+    precision, degrees = plan.precision, (plan.shard, plan.expert_shard)
+    counts = held_parameters(plan, shape, stage)
+    stepped = sum(count / (shard if plan.zero else 1) for count, shard in zip(counts, degrees, strict=True))
+    gradient = FORMAT_BYTES["fp32" if plan.reduces_shards else precision.gradients]
+    # With ZeRO 3 BF16 parameters are made of the states when they are gathered.
+    parameter = 0 if plan.zero == 3 and precision.parameters == "bf16" else FORMAT_BYTES[precision.parameters]
+    return stepped * (2 * precision.state_bytes + gradient + parameter) / node.hbm_bytes_per_s
 
 
 def _busiest(node: NodeModel, traffics: list[Traffic]) -> tuple[LinkUse, ...]:
