@@ -33,16 +33,18 @@ def begin(disk: Disk, parent: str, name: str, tag: str) -> str:
     """Makes the directory to fill, after removing what earlier ones left; returns its name in `parent`. `tag`: 16
     hexadecimal digits. Raises `UsageError` where `name` exists, `Busy` where another process is `filling` it."""
     with _owning(disk, parent, name) as alone:
-        return _make(disk, parent, name, tag, alone=alone)
+        return _make(disk, parent, name, tag, temporary_names(disk, parent, name) if alone else [])
 
 
 @contextlib.contextmanager
 def filling(disk: Disk, parent: str, name: str) -> Iterator[str]:
     """As `begin`, for one process, which is alone with it until the end. What an error leaves is removed: on a full
-    disk it would take the space that is needed to try again."""
+    disk it would take the space that is needed to try again. What was filled without the lock may be filled still, by
+    ranks of DCP, and stays."""
     with _owning(disk, parent, name) as alone:
-        tag = secrets.token_hex(8) + (_LOCKED if alone else "")
-        temporary = _make(disk, parent, name, tag, alone=alone)
+        found = temporary_names(disk, parent, name) if alone else []
+        left = [each for each in found if each.endswith(_LOCKED)]
+        temporary = _make(disk, parent, name, secrets.token_hex(8) + (_LOCKED if alone else ""), left)
         try:
             yield temporary
         except BaseException:
@@ -95,12 +97,12 @@ def abandoned(disk: Disk, parent: str, name: str) -> Iterator[bool]:
                 lock.release()
 
 
-def _make(disk: Disk, parent: str, name: str, tag: str, *, alone: bool) -> str:
+def _make(disk: Disk, parent: str, name: str, tag: str, left: list[str]) -> str:
     if disk.exists(f"{parent}/{name}"):  # who was waited for has made it
         raise _exists(disk, parent, name)
-    for left in temporary_names(disk, parent, name) if alone else []:
+    for each in left:
         with contextlib.suppress(PermissionDenied):  # another user's: it takes space, and is in nobody's way
-            run_steps(remove_tree(disk, f"{parent}/{left}"))
+            run_steps(remove_tree(disk, f"{parent}/{each}"))
     temporary = f"{_prefix(name)}{tag}"
     disk.mkdir(f"{parent}/{temporary}")
     return temporary
