@@ -41,7 +41,7 @@ def measured(directory: Path, pattern: str) -> dict[tuple[str, str], Result]:
 @pytest.mark.timeout(600)
 def test_a_tiny_run_measures_saves_stalls_and_loads_beside_every_peer(tmp_path: Path) -> None:
     results = measured(tmp_path, "8x64KiB")
-    save_3fs, load_3fs = "save/3FS/8x64KiB", "load/3FS/8x64KiB/existing"
+    save_3fs, load_3fs, new_3fs = "save/3FS/8x64KiB", "load/3FS/8x64KiB/existing", "load/3FS/8x64KiB/new"
     save, existing, new = "save/disk/8x64KiB", "load/disk/8x64KiB/existing", "load/disk/8x64KiB/new"
     assert results.keys() == {
         *((save, metric) for metric in ("committed_s", "processor_s", "peak_bytes")),
@@ -51,6 +51,7 @@ def test_a_tiny_run_measures_saves_stalls_and_loads_beside_every_peer(tmp_path: 
         *((save_3fs, metric) for metric in ("committed_s", "processor_s", "peak_bytes")),
         ("stall/3FS/8x64KiB", "stall_s"),
         *((load_3fs, metric) for metric in ("loaded_s", "processor_s", "peak_bytes")),
+        *((new_3fs, metric) for metric in ("loaded_s", "processor_s")),
     }
     for result in results.values():
         for name, peer in result.peers.items():
@@ -62,13 +63,31 @@ def test_a_tiny_run_measures_saves_stalls_and_loads_beside_every_peer(tmp_path: 
     peers = {"O_DIRECT program", "torch.save", "safetensors", "DCP", "DCP async"}
     assert results[save, "committed_s"].peers.keys() == peers
     assert results[save, "committed_s"].bound is not None
-    mounted = {"torch.save, FUSE", "safetensors, FUSE", "DCP, FUSE"}
-    assert results[save_3fs, "committed_s"].peers.keys() == {"chunk client", "DCP async, FUSE", *mounted}
-    assert results[load_3fs, "loaded_s"].peers.keys() == {"chunk client", *mounted}
+    mounted = {"O_DIRECT program, FUSE", "torch.save, FUSE", "safetensors, FUSE", "DCP, FUSE"}
+    bounds = {"chunk client", "raw disk"}
+    assert results[save_3fs, "committed_s"].peers.keys() == {*bounds, "DCP async, FUSE", *mounted}
+    for case in (load_3fs, new_3fs):
+        assert results[case, "loaded_s"].peers.keys() == {*bounds, *mounted}
     assert results[load_3fs, "peak_bytes"].peers.keys() == mounted
     assert results["stall/3FS/8x64KiB", "stall_s"].peers.keys() == {"DCP async, FUSE"}
     for case in ("stall/disk/8x64KiB", "stall/3FS/8x64KiB"):
         assert results[case, "stall_s"].ours.median > 0
+    assert not [left for left in (tmp_path / "build/bench").iterdir() if left.is_dir()]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_state_that_has_room_for_one_image_is_measured_beside_the_program_or_the_chunk_client_alone(
+    tmp_path: Path,
+) -> None:
+    results = measured(tmp_path, "4x96KiB")
+    for place, peers in (("disk", {"O_DIRECT program"}), ("3FS", {"chunk client", "raw disk"})):
+        for kind in ("existing", "new"):
+            assert results[f"load/{place}/4x96KiB/{kind}", "loaded_s"].peers.keys() == peers
+        assert results[f"save/{place}/4x96KiB", "committed_s"].peers.keys() == peers
+        for case in (f"save/{place}/4x96KiB", f"load/{place}/4x96KiB/existing"):
+            assert results[case, "peak_bytes"].ours.median > 0
     assert not [left for left in (tmp_path / "build/bench").iterdir() if left.is_dir()]
 
 
