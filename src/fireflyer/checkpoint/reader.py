@@ -110,8 +110,9 @@ def open_checkpoint(path: CheckpointPath, disk: Disk | None = None) -> Opened:
     if disk.exists(f"{root}/{MANIFEST_FILE}"):
         parent, _, name = root.rpartition("/")
         return Opened(disk, parent, name, _manifest_in(disk, parent, name))
+    passed_over: list[SkippedCheckpoint] = []
     for _ in range(_LISTINGS):
-        passed_over: list[SkippedCheckpoint] = []
+        passed_over.clear()
         gone = False
         for candidate in _candidates_in(disk, root):
             try:
@@ -134,7 +135,7 @@ def open_checkpoint(path: CheckpointPath, disk: Disk | None = None) -> Opened:
 
 def is_gone(disk: Disk, root: str, name: str) -> bool:
     """Whether the checkpoint was removed since `root` was listed: nobody says of it that it is damaged."""
-    return not disk.is_dir(f"{root}/{name}")
+    return not disk.exists(f"{root}/{name}")
 
 
 def _manifest_in(disk: Disk, root: str, name: str) -> Manifest:

@@ -123,16 +123,20 @@ def _pinned(shown: str) -> UsageError:
 def _is_last(disk: Disk, root: str, name: str, names: list[str]) -> bool:
     """Whether it is whole, and no other that a restore would take is."""
     others = [candidate.name for candidate in candidates(names) if candidate.name != name]
-    denied: list[str] = []
-    for other in (*others, name):
+    denied = ""
+    for other in others:
         found = look(disk, root, other, names, deep=True)
-        if found.problem is not None and found.denied:
-            denied.append(found.problem)
-        if found.problem is None and other != name:
+        if found.problem is None:
             return False
-    if denied and (found.problem is None or found.denied):
-        raise PermissionDenied(f"{denied[-1]}; nobody can tell whether it is the last whole checkpoint there")
-    return found.problem is None
+        denied = found.problem if found.denied else denied
+    found = look(disk, root, name, names, deep=True)
+    if found.problem is not None and not found.denied:
+        return False
+    if found.denied or denied:
+        raise PermissionDenied(
+            f"{found.problem or denied}; nobody can tell whether it is the last whole checkpoint there"
+        )
+    return True
 
 
 def damages(disk: Disk, root: str, name: str) -> Iterator[str]:

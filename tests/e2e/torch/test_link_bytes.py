@@ -62,7 +62,7 @@ OF_FOUR: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "pp2xdp2": (GPT, {"pipeline": 2, "replicate": 2}),
     "tp2xdp2": (GPT, {"tensor": 2, "replicate": 2}),
     "ep2xdp2": (DEEPSEEK, {"replicate": 4, "expert": 2}),
-    "ep2xdp2, zero 1": (DEEPSEEK, {"shard": 4, "zero": 1, "expert": 2}),
+    "ep2xdp2, zero 1": (SMALL, {"shard": 4, "zero": 1, "expert": 2}),
     "ep2xpp2": (DEEPSEEK, {"pipeline": 2, "replicate": 2, "expert": 2}),
 }
 GRANULE_BYTES: Final = 4096

@@ -102,7 +102,7 @@ def measure(recipe: Recipe) -> dict[str, Any]:
         found: dict[int, Axis] = {id(comm): axis for axis, comm in comms.items()}  # one for axes of the same ranks
         norms = 4 * sum(1 for _ in arrangement.layers.parameters())
         for axis in ("shard", "tensor"):
-            divided = axis == "tensor" or (plan.zero and plan.pipeline == 1)
+            divided = axis == "tensor" or (plan.zero and not plan.rows_of_whole)
             if axis in comms and divided:  # each parameter is
                 own = sent.bytes[id(comms[axis])]
                 own["allreduce"] -= norms

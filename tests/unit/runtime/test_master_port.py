@@ -66,18 +66,18 @@ def test_two_do_not_get_the_same_port() -> None:
     assert any_port(1) == first
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
 def test_a_server_that_comes_back_has_a_port_that_the_kernel_does_not_give_away(
-    monkeypatch: pytest.MonkeyPatch,
+    listen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(master_port, "_kernel_range", lambda: (32768, 60999))
-    for listen in ("127.0.0.1:0", "[::1]:0"):
-        address, reservation = lasting_address(listen, random.Random(1))
-        assert reservation is not None
-        with reservation:
-            host, port = parse_listen(address)
-            assert host == parse_listen(listen)[0]
-            assert not 32768 <= port <= 60999
-            assert lasting_address(address, random.Random(1)) == (address, None)  # it is reserved
+    address, reservation = lasting_address(listen, random.Random(1))
+    assert reservation is not None
+    with reservation:
+        host, port = parse_listen(address)
+        assert host == parse_listen(listen)[0]
+        assert not 32768 <= port <= 60999
+        assert lasting_address(address, random.Random(1)) == (address, None), "it is reserved"
     again, reservation = lasting_address(address, random.Random(1))
     assert again == address
     assert reservation is not None

@@ -110,7 +110,8 @@ class _Runner:
                 f"listen_agents = {at[1]!r}: agents of {self._layout.directory} reach the manager at "
                 f"{there.listen_agents}, which cannot be changed; leave the key out"
             )
-        config, path = self._layout.write_manager(there, self._wanted, *map(self._reserved, at), self._accounts)
+        at = self._reserved(at[0]), self._reserved(at[1])
+        config, path = self._layout.write_manager(there, self._wanted, *at, self._accounts)
         if new:
             token = await new_administrator(config, ADMIN, uid=os.getuid(), gid=os.getgid())
         else:

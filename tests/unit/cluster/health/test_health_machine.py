@@ -268,7 +268,9 @@ def test_a_warning_is_told_once_until_the_check_passes() -> None:
 
 def test_that_the_program_fails_stands_until_it_has_run_whatever_the_kernel_says_meanwhile() -> None:
     floor = tens(4)
-    failed = msgspec.structs.replace(fault("health_program", "warn", words="driver does not answer"), could_not_run=True)
+    failed = msgspec.structs.replace(
+        fault("health_program", "warn", words="driver does not answer"), could_not_run=True
+    )
     for _ in range(3):
         floor.says("n0", failed)
         floor.says("n0", fault("gpu_xid", "warn", cause="xid_13", once=True))
