@@ -43,7 +43,9 @@ USES: Final = {
     "torch.distributed.distributed_c10d._get_process_group_store": "collectives/torch/store.py",
     "torch.distributed.fsdp.FSDPModule._set_unshard_async_op": "training/fsdp/sharding.py",
     "torch.distributed.tensor._utils._compute_local_shape_and_global_offset": "checkpoint/sharding.py",
-    "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "recipes/trainer/stored.py",
+    "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": (
+        "recipes/trainer/stored.py training/experts/renumbering.py"
+    ),
     "torch.distributed.utils._to_kwargs": "training/ddp.py",
     "torch.nn.parallel.DistributedDataParallel._active_ddp_module": "training/ddp.py",
     # Modes that see every operator have no public place; torch's own counters are made of it.
