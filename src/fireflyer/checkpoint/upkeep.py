@@ -133,8 +133,9 @@ def _is_last(disk: Disk, root: str, name: str, names: list[str]) -> bool:
     if found.problem is not None and not found.denied:
         return False
     if found.denied or denied:
+        why = found.problem or denied
         raise PermissionDenied(
-            f"{found.problem or denied}; nobody can tell whether it is the last whole checkpoint there"
+            f"{why}; nobody can tell whether it is the last whole checkpoint there (--force removes it)"
         )
     return True
 

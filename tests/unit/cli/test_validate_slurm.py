@@ -39,6 +39,9 @@ sbatch*) for one in "$@"; do case $one in
     /bin/cp report.$node $output
     number=$(( $(/bin/cat number) + 1 )); echo $number > number
     echo "$number|COMPLETED|0|1|1|1|1|$node|$name|None" >> jobs; echo $number ;;
+*" show reservation fans") echo "ReservationName=fans StartTime=1 EndTime=2 Nodes=r,m NodeCnt=2 Users=root " ;;
+*" show reservation "*) echo "Reservation none not found"; exit 1 ;;
+*" show hostnames r,m") echo r; echo m ;;
 esac
 """
 
@@ -145,13 +148,15 @@ def test_wrong_words_are_refused_before_anything_is_submitted(site: Path, capsys
 
 def test_with_a_reservation_the_nodes_that_are_reserved_are_validated(site: Path, capsys: Capture) -> None:
     assert validate(site, "--sbatch=--reservation=fans") == 3
-    assert "no node is idle in a reservation now" in capsys.readouterr().err
-    (site / "slurm" / "reserved").write_text("r|p|reserved|0/4/0/4\nm|p|maint|0/4/0/4\n")
+    assert "no node of the reservation is idle now" in capsys.readouterr().err
+    assert validate(site, "--sbatch=--reservation=none") == 3
+    assert capsys.readouterr().err == "error: scontrol: Reservation none not found\n"
+    (site / "slurm" / "reserved").write_text("r|p|reserved|0/4/0/4\nm|p|maint|0/4/0/4\nother|p|maint|0/4/0/4\n")
     measures(site, "r", 100.0)
     measures(site, "m", 100.0)
     assert validate(site, "--sbatch=--reservation=fans") == 0
     assert [one.partition(":")[0] for one in capsys.readouterr().out.splitlines()] == ["m", "r"]
-    assert all("--reservation=fans" in one for one in calls(site))
+    assert all("--reservation=fans" in one for one in calls(site) if one.startswith("sbatch"))
 
 
 def test_a_node_at_fault_is_drained_also_where_nothing_can_be_recorded(

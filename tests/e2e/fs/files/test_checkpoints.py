@@ -85,7 +85,7 @@ def test_a_small_save_waits_for_five_answers_of_the_meta_service(url: str, monke
         ours.wait()
     waited = ["GetSpace", "MakeDirectory", "Open", "Open", "Report", "Report", "Rename"]
     assert asked[:committed] == waited, "both files are opened together, and reported together"
-    removed = ["Stat", "ListDirectory", "Stat", "ListDirectory", "Rename", "RemoveTree"]
+    removed = ["Stat", "ListDirectory", "Stat", "ListDirectory", "Rename", "Stat", "RemoveTree"]
     assert [one for one in asked[committed:] if one != "ClientHeartbeat"] == removed
 
 
