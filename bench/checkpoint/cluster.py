@@ -217,7 +217,7 @@ def _load_in_turns(options: Options, run: _Run, kind: str, expected: list[int]) 
                 tensor.zero_()
             forget_pages(run.directory)  # storage processes read from the disk
             loaded: list[State] = []
-            turn = _with_mount(run, name, lambda: loaded.append(contender.load(into)))  # noqa: B023 - called at once
+            turn = _with_mount(run, name, functools.partial(_load, contender, into, loaded))
             right = sums_of(loaded[0]) == expected if expected else same(loaded[0], run.state)
             assert right, f"{name} has not loaded what was saved"
             loaded.clear()
@@ -229,6 +229,10 @@ def _load_in_turns(options: Options, run: _Run, kind: str, expected: list[int]) 
             if number:
                 loads[name].append(turn)
     return loads
+
+
+def _load(contender: Contender, into: State | None, loaded: list[State]) -> None:
+    loaded.append(contender.load(into))
 
 
 def _with_mount(run: _Run, name: str, work: Callable[[], object]) -> Turn:

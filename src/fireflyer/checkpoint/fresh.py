@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fireflyer.base.errors import Busy, Exists, FireflyerError, PermissionDenied, UsageError
-from fireflyer.base.ports import Disk, Held
+from fireflyer.base.ports import Disk, DiskLock, Held
 from fireflyer.checkpoint.core.manifest import Manifest, decode_manifest, encode_manifest
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, is_temporary, parse_final
 from fireflyer.checkpoint.engine.directory import ensure_directory, remove_tree, write_file
@@ -65,8 +65,15 @@ def _owning(disk: Disk, parent: str, name: str) -> Iterator[bool]:
         raise Busy(
             f"another process is writing {disk.shown(f'{parent}/{name}')}; wait for it, or choose another directory"
         ) from None
-    try:
+    with _released(lock):
         yield lock is not None
+
+
+@contextlib.contextmanager
+def _released(lock: DiskLock | None) -> Iterator[None]:
+    """In the end. Who cannot release it loses it with the process, or with the session on 3FS."""
+    try:
+        yield
     finally:
         if lock is not None:
             with contextlib.suppress(FireflyerError):
@@ -89,12 +96,8 @@ def abandoned(disk: Disk, parent: str, name: str) -> Iterator[bool]:
         lock = disk.hold(f"{parent}/{_lock_name(found[1])}", wait=False)
     except Held:
         lock = None
-    try:
+    with _released(lock):
         yield lock is not None
-    finally:
-        if lock is not None:
-            with contextlib.suppress(FireflyerError):
-                lock.release()
 
 
 def _make(disk: Disk, parent: str, name: str, tag: str, left: list[str]) -> str:

@@ -104,7 +104,7 @@ def test_gradients_of_experts_are_added_over_ranks_with_the_same_experts_only() 
 def test_the_optimizer_steps_a_shard_and_of_experts_one_of_the_ranks_with_the_same_ones(
     degrees: dict[str, int], of_dense: int, of_routed: int
 ) -> None:
-    given = ParallelPlan(**degrees, sequence_tokens=4096, batch_sequences=64)  # type: ignore[arg-type]
+    given = msgspec.convert({**degrees, "sequence_tokens": 4096, "batch_sequences": 64}, ParallelPlan)
     shape = shape_from_config(DEEPSEEK_MOE_16B)
     dense, routed = held_parameters(given, shape, 0)
     each = 2 * given.precision.state_bytes + 4 + FORMAT_BYTES[given.precision.parameters]
