@@ -31,7 +31,7 @@ from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Ours, Pr
 from bench.checkpoint.peak import peaks_of
 from bench.checkpoint.program import State, aligned, read_raw, write_raw
 from bench.checkpoint.room import missing_room
-from bench.checkpoint.states import Shape, random_state, same, sums_of
+from bench.checkpoint.states import Shape, free, random_state, same, sums_of
 from bench.checkpoint.turns import Turn, timed
 from bench.fs.cluster import Cluster, processor_s, running, spread
 from bench.held_open import held_open
@@ -122,7 +122,7 @@ class _Run(NamedTuple):
         """Of the state: what is loaded into new tensors takes its memory."""
         self._close_ours()
         self.contenders["ours"] = self.ours("/checkpoints", None)
-        self.state.clear()
+        free(self.state)
 
     def _close_ours(self) -> None:
         ours = self.contenders["ours"]
@@ -145,9 +145,8 @@ def _times(
     ours: Callable[[str, State | None], _OnFiles], mount: Mount | None, no_mount: str,
 ) -> Iterator[Result]:  # fmt: skip
     state = random_state(shape.tensors, shape.size_bytes)
-    files = ours("/checkpoints", state)
-    image = files.image(shape.total_bytes) if shape.only_two else aligned(shape.total_bytes)
-    contenders: dict[str, Contender] = {"ours": files}
+    contenders: dict[str, Contender] = {"ours": ours("/checkpoints", state)}
+    image = _image_of(contenders["ours"], shape)
     if mount is not None:
         contenders[PROGRAM] = Program(_made(mount, PROGRAM), state, image)
         contenders |= {name: CONTENDERS[name](_made(mount, name), state) for name in _PEERS if name != PROGRAM}
@@ -161,6 +160,12 @@ def _times(
             if shape.only_two:
                 run.let_go()
             yield from _loads(run, "new", _load_in_turns(options, run, "new", expected))
+
+
+def _image_of(files: Contender, shape: Shape) -> torch.Tensor:
+    """Ready memory for who has no tensors."""
+    assert isinstance(files, Ours)
+    return files.image(shape.total_bytes) if shape.only_two else aligned(shape.total_bytes)
 
 
 def _no_room_for_peers(shape: Shape, cluster: Cluster) -> str:

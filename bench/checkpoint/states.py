@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Final, NamedTuple
 
 import torch
@@ -9,7 +11,7 @@ import torch
 from bench.checkpoint.program import State
 from fireflyer.native import crc32c
 
-__all__ = ["SHAPES", "Shape", "random_state", "same", "sums_of", "touched_state"]
+__all__ = ["SHAPES", "Shape", "free", "random_state", "same", "sums_of", "touched_state"]
 
 
 class Shape(NamedTuple):
@@ -63,3 +65,11 @@ def same(left: State, right: State) -> bool:
 def sums_of(state: State) -> list[int]:
     """Of each tensor in the order of names: what is compared where there is no room for a second state."""
     return [crc32c(state[name].numpy()) for name in sorted(state)]
+
+
+def free(state: State) -> None:
+    """Its memory, for what is loaded into new tensors. Raises `AssertionError` where somebody else has one of it."""
+    tensors = [weakref.ref(tensor) for tensor in state.values()]
+    state.clear()
+    gc.collect()  # a closed manager of checkpoints is part of a cycle
+    assert not [one for one in tensors if one() is not None], "tensors of the state are still referred to"

@@ -30,7 +30,7 @@ from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Ours, Pr
 from bench.checkpoint.peak import peaks_of
 from bench.checkpoint.program import copy_all, read_raw, write_raw
 from bench.checkpoint.room import missing_room
-from bench.checkpoint.states import SHAPES, Shape, random_state, same, sums_of
+from bench.checkpoint.states import SHAPES, Shape, free, random_state, same, sums_of
 from bench.checkpoint.turns import Turn, timed
 from bench.report import Bound, Figure, Measuring, Options, Result, figure, say
 
@@ -122,7 +122,8 @@ def _let_go(place: _Place) -> None:
     assert isinstance(ours, Ours)
     ours.close()
     place.contenders["ours"] = Ours(os.path.join(place.directory, "ours"), None)
-    place.state.clear()
+    del ours
+    free(place.state)
 
 
 def _contenders(directory: str, state: dict[str, torch.Tensor]) -> dict[str, Contender]:
@@ -217,6 +218,7 @@ def _loads(options: Options, place: _Place, kind: str, expected: list[int]) -> l
             turn = timed(lambda contender=contender, into=into, loaded=loaded: loaded.append(contender.load(into)))  # type: ignore[misc]
             right = sums_of(loaded[0]) == expected if expected else same(loaded[0], place.state)
             assert right, f"{name} has not loaded what was saved"
+            loaded.clear()
             if number:
                 turns[name].append(turn)
         turn = timed(lambda: read_raw(place.raw, place.image))
