@@ -7,7 +7,7 @@ Large-Scale Machine Learning Research Clusters* (section II-D, equations 1 to 3 
 
 with the job's failure rate λ = nodes · r_f = 1/MTTF, restart overhead u0, checkpoint period Δt, stall per checkpoint w,
 queue time q before each start and productive time R. It holds where u0 + Δt/2 is much smaller than the MTTF: there it
-is within about 2 % of a simulation and of `renewal_ettr`, which is exact for exponential failures, q = 0 and long runs.
+is within about 2 % of a simulation and of `renewal_ettr`, which is exact for exponential failures and long runs.
 Outside (a demonstration that fails once a minute) the two part ways, and 0 means only "beyond the formula's range".
 
 Times are seconds and rates per second, as floats: these are estimates, unlike the account's exact nanoseconds.
@@ -115,14 +115,18 @@ def expected_ettr_long_run(*, failures_per_s: float, restart_s: float, period_s:
     return expected_ettr(failures_per_s=failures_per_s, restart_s=restart_s, period_s=period_s, stall_s=stall_s)
 
 
-def renewal_ettr(*, failures_per_s: float, restart_s: float, period_s: float, stall_s: float) -> float:
-    """The exact long-run ratio for exponential failures and q = 0: Δt·λ / ((1 − e^(−λτ))·e^(λ(u0+τ))), τ = Δt + w.
+def renewal_ettr(
+    *, failures_per_s: float, restart_s: float, period_s: float, stall_s: float, queue_s: float = 0.0
+) -> float:
+    """The exact long-run ratio for exponential failures: Δt·λ / ((1 − e^(−λτ))·e^(λ(u0+τ))·(1 + λq)), τ = Δt + w.
 
     From renewal theory: each period ends a cycle with probability e^(−λτ), and every try begins with u0 exposed to
-    failures. Holds for any MTTF, so it is the check on formula 1. Raises `UsageError` as `expected_ettr` does.
+    failures. A wait of q in the mean, in which nothing fails, lengthens each attempt, which lasts 1/λ, by q. Holds for
+    any MTTF, so it is the check on formula 1. Raises `UsageError` as `expected_ettr` does.
     """
     for name, value in (("failures_per_s", failures_per_s), ("restart_s", restart_s), ("stall_s", stall_s)):
         _require(name, value, at_least=0)
+    _require("queue_s", queue_s, at_least=0)
     if not period_s > 0:
         raise UsageError(f"period_s={period_s} must be above 0")
     cycle_s = period_s + stall_s
@@ -131,7 +135,8 @@ def renewal_ettr(*, failures_per_s: float, restart_s: float, period_s: float, st
     exposure = failures_per_s * (restart_s + cycle_s)
     if exposure > 700:  # e^x leaves the range of a float
         return 0.0
-    return period_s * failures_per_s / (-math.expm1(-failures_per_s * cycle_s) * math.exp(exposure))
+    waiting = 1 + failures_per_s * queue_s
+    return period_s * failures_per_s / (-math.expm1(-failures_per_s * cycle_s) * math.exp(exposure) * waiting)
 
 
 class EttrInputs(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,8 +114,8 @@ class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True):
     best_ettr: Amount
     """ETTR with the optimal period."""
     goal: Requirements | None = None
-    """Requirement on each input, alone and with the optimal period, for the ETTR that is wanted, at the higher failure
-    rate; None where none is wanted, or nothing ever fails."""
+    """Requirement on each input, alone, for the ETTR that is wanted, at the higher failure rate and the period that is
+    given, else the optimal one; None where none is wanted, or nothing ever fails."""
 
 
 class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,7 +336,7 @@ def _goal(given: ClusterPlan, job_nodes: int, failures_per_node_day: float, goal
     saves = given.checkpoint
     return requirements(
         ettr=goal, nodes=job_nodes, failures_per_node_day=failures_per_node_day, restart_s=saves.restart_s,
-        stall_s=saves.stall_s,
+        stall_s=saves.stall_s, period_s=saves.period_s,
     )  # fmt: skip
 
 

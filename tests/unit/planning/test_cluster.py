@@ -127,6 +127,12 @@ def test_the_optimal_period_and_what_a_goal_needs_are_told_beside_daly_and_young
     ), "at the higher rate"
     assert failures.goal is not None
     assert failures.goal.best < 0.9
+    rarely = CheckpointPart(stall_s=2.0, restart_s=300.0, period_s=864_000.0)
+    goal = answer_of(shape, cluster(checkpoint=rarely), ettr_goal=0.9).failures.goal
+    assert goal is not None
+    assert (goal.at_period_s, goal.stall_s, goal.restart_s) == (864_000.0, None, None), "ten days between saves"
+    assert goal.nodes is not None
+    assert goal.nodes < 8
     assert answer_of(shape).failures.goal is None
     assert answer_of(shape, cluster(failures_per_1000_node_days=0.0), ettr_goal=0.9).failures.goal is None
     with pytest.raises(UsageError, match="ettr_goal is 1"):

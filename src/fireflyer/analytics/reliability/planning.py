@@ -1,19 +1,20 @@
 """What a job of a size must have to reach an effective training time ratio: the formulas solved for their inputs.
 
 All follow from the exact renewal form (`renewal_ettr`): failures are exponential with rate λ while the job is
-scheduled, q = 0 and R → ∞. With τ = Δt + w it is λ·Δt·e^(−λ·u0)/(e^(λτ) − 1). Its maximum over Δt, x = λ·Δt*, satisfies
+scheduled, and R → ∞. With τ = Δt + w it is λ·Δt·e^(−λ·u0)/((e^(λτ) − 1)·(1 + λ·q)). Its maximum over Δt, x = λ·Δt*,
+satisfies
 
-    x + ln(1 − x) = −λ·w,        so that        max ETTR = (1 − x)·e^(−λ·u0).
+    x + ln(1 − x) = −λ·w,        so that        max ETTR = (1 − x)·e^(−λ·u0)/(1 + λ·q).
 
-Daly and Young's √(2·w/λ) is the first term of x/λ for small λ·w; u0 does not move the optimum. Times are seconds, rates
-per second.
+Daly and Young's √(2·w/λ) is the first term of x/λ for small λ·w; u0 and q do not move the optimum. Times are seconds,
+rates per second.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -43,14 +44,15 @@ def optimal_period_s(*, stall_s: float, failures_per_s: float, least_s: float = 
     return max(least_s, _optimal_share(failures_per_s * stall_s) / failures_per_s)
 
 
-def best_ettr(*, failures_per_s: float, restart_s: float, stall_s: float) -> float:
-    """`renewal_ettr` at the optimal period: (1 − λ·Δt*)·e^(−λ·u0). 1 without failures."""
-    _check(stall_s=stall_s, failures_per_s=failures_per_s, restart_s=restart_s)
-    return math.exp(-_optimal_logarithm(failures_per_s * stall_s) - failures_per_s * restart_s)
+def best_ettr(*, failures_per_s: float, restart_s: float, stall_s: float, queue_s: float = 0.0) -> float:
+    """`renewal_ettr` at the optimal period: (1 − λ·Δt*)·e^(−λ·u0)/(1 + λ·q). 1 without failures."""
+    _check(stall_s=stall_s, failures_per_s=failures_per_s, restart_s=restart_s, queue_s=queue_s)
+    running = math.exp(-_optimal_logarithm(failures_per_s * stall_s) - failures_per_s * restart_s)
+    return running / (1 + failures_per_s * queue_s)
 
 
 class Requirements(msgspec.Struct, frozen=True, kw_only=True):
-    """What each input may be at most, the others as they are, for the ratio that is wanted. None, but for nodes: no
+    """What each input may be at most, the others as they are, for the ratio that is wanted, of a long job. None: no
     value suffices."""
 
     ettr: float
@@ -58,10 +60,13 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     best: float
     """Reached with the inputs as they are and the optimal period."""
     optimal_period_s: float
+    at_period_s: float | None = None
+    """Checkpoint period that all but `period_s` hold for; None: the one that is optimal with the value."""
     failures_per_node_day: float
-    """Infinite where neither a stall nor a restart costs anything."""
+    """0: no rate suffices; infinite where neither a stall, a restart nor a wait costs anything."""
     stall_s: float | None
     restart_s: float | None
+    queue_s: float | None = None
     nodes: int | None
     """0: none suffices; None: any number, since failures cost nothing."""
     period_s: tuple[float, float] | None
@@ -69,34 +74,53 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def requirements(
-    *, ettr: float, nodes: int, failures_per_node_day: float, restart_s: float, stall_s: float
-) -> Requirements:
-    """The inputs that give `ettr` at `nodes`, each alone. Raises `UsageError` for a ratio outside ]0, 1[, for nodes
-    or a rate that are not above 0, and for negative times."""
+    *, ettr: float, nodes: int, failures_per_node_day: float, restart_s: float, stall_s: float, queue_s: float = 0.0,
+    period_s: float | None = None,
+) -> Requirements:  # fmt: skip
+    """The inputs that give `ettr` at `nodes`, each alone, with checkpoints every `period_s` where that is given. Raises
+    `UsageError` for a ratio outside ]0, 1[, for nodes, a rate or a period that are not above 0, and for negative
+    times."""
     if not 0 < ettr < 1:
         raise UsageError(f"ettr={ettr} must lie between 0 and 1")
     if nodes < 1 or not failures_per_node_day > 0:
         raise UsageError(f"nodes={nodes} and failures_per_node_day={failures_per_node_day} must be above 0")
-    _check(restart_s=restart_s, stall_s=stall_s)
-    rate = failure_rate_per_s(nodes, failures_per_node_day)
-    best = best_ettr(failures_per_s=rate, restart_s=restart_s, stall_s=stall_s)
-    period = optimal_period_s(stall_s=stall_s, failures_per_s=rate)
-
-    def reached(failures_per_s: float) -> bool:
-        return best_ettr(failures_per_s=failures_per_s, restart_s=restart_s, stall_s=stall_s) >= ettr
-
-    most = _largest(reached, rate) if restart_s > 0 or stall_s > 0 else math.inf
+    _check(restart_s=restart_s, stall_s=stall_s, queue_s=queue_s, period_s=period_s or 0.0)
+    given = _Given(ettr, failure_rate_per_s(nodes, failures_per_node_day), restart_s, stall_s, queue_s, period_s)
+    rate, most = given.rate, _largest_rate(given)
     per_node = failure_rate_per_s(1, failures_per_node_day)
+    best = best_ettr(failures_per_s=rate, restart_s=restart_s, stall_s=stall_s, queue_s=queue_s)
+    optimal_s = optimal_period_s(stall_s=stall_s, failures_per_s=rate)
     return Requirements(
         ettr=ettr,
         best=best,
-        optimal_period_s=period,
+        optimal_period_s=optimal_s,
+        at_period_s=period_s,
         failures_per_node_day=failures_per_node_day * most / rate,
-        stall_s=_largest_stall_s(ettr, rate, restart_s),
-        restart_s=_at_least_zero((-_optimal_logarithm(rate * stall_s) - math.log(ettr)) / rate),
+        stall_s=_largest_stall_s(given),
+        restart_s=_largest_restart_s(given),
+        queue_s=_at_least_zero((given.reached(queue_s=0.0) / ettr - 1) / rate),
         nodes=None if math.isinf(most) else math.floor(most / per_node),
-        period_s=None if best < ettr else _periods_s(ettr, period, rate, restart_s, stall_s),
+        period_s=None if best < ettr else _periods_s(given, optimal_s),
     )
+
+
+class _Given(NamedTuple):
+    """What the requirements are solved for; `rate`: of the job, per second."""
+
+    ettr: float
+    rate: float
+    restart_s: float
+    stall_s: float
+    queue_s: float
+    period_s: float | None
+
+    def reached(self, **changed: float) -> float:
+        """The ratio, with some inputs changed: at the period, or at the one that is optimal then."""
+        one = self._replace(**changed)
+        inputs = {
+            "failures_per_s": one.rate, "restart_s": one.restart_s, "stall_s": one.stall_s, "queue_s": one.queue_s,
+        }  # fmt: skip
+        return best_ettr(**inputs) if one.period_s is None else renewal_ettr(**inputs, period_s=one.period_s)
 
 
 class BlastRadius(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,20 +187,37 @@ def _optimal_logarithm(exposure: float) -> float:
     return y
 
 
-def _largest_stall_s(ettr: float, rate: float, restart_s: float) -> float | None:
-    kept = ettr * math.exp(min(rate * restart_s, 700.0))
+def _largest_rate(given: _Given) -> float:
+    """Infinite where failures cost nothing; 0 where the stalls alone cost more than the ratio leaves."""
+    if given.period_s is None and given.restart_s == given.stall_s == given.queue_s == 0:
+        return math.inf
+    if given.period_s is not None and given.period_s < given.ettr * (given.period_s + given.stall_s):
+        return 0.0
+    return _largest(lambda rate: given.reached(rate=rate) >= given.ettr, given.rate)
+
+
+def _largest_stall_s(given: _Given) -> float | None:
+    """Of the optimal period, where e^(−λu0)·(1 − x)/(1 + λq) is the ratio; at a period from e^(λτ) − 1."""
+    rate, period_s = given.rate, given.period_s
+    kept = given.ettr * math.exp(min(rate * given.restart_s, 700.0)) * (1 + rate * given.queue_s)
+    if period_s is not None:
+        return _at_least_zero(math.log1p(rate * period_s / kept) / rate - period_s)
     return None if kept > 1 else (-(1 - kept) - math.log(kept)) / rate
 
 
-def _periods_s(ettr: float, period_s: float, rate: float, restart_s: float, stall_s: float) -> tuple[float, float]:
-    def reached(period: float) -> bool:
-        found = renewal_ettr(failures_per_s=rate, restart_s=restart_s, period_s=period, stall_s=stall_s)
-        return found >= ettr
+def _largest_restart_s(given: _Given) -> float | None:
+    without = given.reached(restart_s=0.0)
+    return None if without < given.ettr else math.log(without / given.ettr) / given.rate
 
-    longest = _largest(reached, max(period_s, 1e-9))
-    if stall_s == 0:
+
+def _periods_s(given: _Given, optimal_s: float) -> tuple[float, float]:
+    def reached(period: float) -> bool:
+        return given.reached(period_s=period) >= given.ettr
+
+    longest = _largest(reached, max(optimal_s, 1e-9))
+    if given.stall_s == 0:
         return 0.0, longest
-    shortest = 1 / _largest(lambda inverse: reached(1 / inverse), 1 / period_s)
+    shortest = 1 / _largest(lambda inverse: reached(1 / inverse), 1 / optimal_s)
     return shortest, longest
 
 

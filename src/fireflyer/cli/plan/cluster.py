@@ -204,10 +204,11 @@ def _goal_rows(answer: ClusterAnswer) -> dict[str, str]:
         return "none suffices" if seconds is None else f"{seconds:,.3g} s at most"
 
     nodes = "any number" if goal.nodes is None else f"{goal.nodes:,} at most"
-    periods = goal.period_s
+    periods, rate = goal.period_s, goal.failures_per_node_day * 1000
+    period = "the optimal period" if goal.at_period_s is None else f"{goal.at_period_s:,.3g} s between checkpoints"
     return {
-        "ETTR": f"{goal.ettr:g}; the best with the inputs as they are is {goal.best:.4f}",
-        "failures per 1000 node-days": f"{goal.failures_per_node_day * 1000:.3g} at most",
+        "ETTR": f"{goal.ettr:g}, with {period}; the best with the inputs as they are is {goal.best:.4f}",
+        "failures per 1000 node-days": f"{rate:.3g} at most" if rate else "none suffices",
         "stall of a checkpoint": most(goal.stall_s),
         "restart": most(goal.restart_s),
         "nodes": "none suffices" if goal.nodes == 0 else nodes,

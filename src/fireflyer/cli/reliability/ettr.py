@@ -74,8 +74,8 @@ def ettr_command(*, gpus: int, rate: float, gpus_per_node: int, restart: int, st
                  queue: int | None, length: int | None, target: float, simulate: int | None, seed: int,
                  as_json: bool) -> int:  # fmt: skip
     """Print the effective training time ratio that a job can expect: by formula 1 of arXiv:2410.21680, and by the form
-    that is exact for long jobs that never queue; the optimal checkpoint period; what each input may be at most for
-    --target; and what one failure costs."""
+    that is exact for long jobs; the optimal checkpoint period; what each input may be at most for --target, the others
+    as they are; and what one failure costs."""
     from fireflyer.analytics.ettr import (
         daly_young_interval_s,
         expected_ettr,
@@ -103,7 +103,7 @@ def ettr_command(*, gpus: int, rate: float, gpus_per_node: int, restart: int, st
         "optimal_period_s": optimal_s,
         "daly_young_period_s": daly_young_interval_s(stall_s=stall / SECOND, failures_per_s=failures_per_s),
         "expected": expected_ettr(**inputs, period_s=period_s, productive_s=productive_s, queue_s=queue_s),
-        "exact": renewal_ettr(**inputs, period_s=period_s),
+        "exact": renewal_ettr(**inputs, period_s=period_s, queue_s=queue_s),
     }
     shown["expected_failures"] = (
         None if length is None else expected_failures(**inputs, period_s=period_s, productive_s=productive_s)
@@ -116,7 +116,14 @@ def ettr_command(*, gpus: int, rate: float, gpus_per_node: int, restart: int, st
             seed=seed, runs=simulate, **inputs, period_s=period_s, productive_s=length_s, queue_s=queue_s
         )
     times = {"restart_s": restart / SECOND, "stall_s": stall / SECOND}
-    needed = requirements(ettr=target, nodes=nodes, failures_per_node_day=rate / 1000, **times)
+    needed = requirements(
+        ettr=target,
+        nodes=nodes,
+        failures_per_node_day=rate / 1000,
+        **times,
+        queue_s=queue_s,
+        period_s=None if period is None else period_s,
+    )
     cost = blast_radius(nodes=nodes, failures_per_node_day=rate / 1000, period_s=period_s, **times)
     if as_json:
         import msgspec
@@ -124,48 +131,74 @@ def ettr_command(*, gpus: int, rate: float, gpus_per_node: int, restart: int, st
         found = {**shown, "requirements": needed, "blast_radius": cost}
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return 0
-    _print(shown, needed, cost, rate)
+    _print(shown, needed, cost, rate, queue_s)
     return 0
 
 
-def _print(shown: dict[str, Any], needed: Requirements, cost: BlastRadius, rate: float) -> None:
-    def line(label: str, value: str) -> None:
-        click.echo(f"  {label:<26}{value}")
-
+def _print(shown: dict[str, Any], needed: Requirements, cost: BlastRadius, rate: float, queue_s: float) -> None:
     click.echo(f"{shown['nodes']:,} nodes, {rate:g} failures per 1000 node-days")
-    line("mean time to failure", _duration(shown["mttf_s"]))
+    _line("mean time to failure", _duration(shown["mttf_s"]))
     optimal, daly = _duration(shown["optimal_period_s"]), _duration(shown["daly_young_period_s"])
-    line("checkpoint period", f"{_duration(shown['period_s'])}; optimal {optimal}, by Daly and Young {daly}")
-    line("ETTR by formula 1", f"{shown['expected']:.4f}")
-    line("ETTR exact", f"{shown['exact']:.4f}   for long jobs that never queue")
+    _line("checkpoint period", f"{_duration(shown['period_s'])}; optimal {optimal}, by Daly and Young {daly}")
+    _line("ETTR by formula 1", f"{shown['expected']:.4f}")
+    _line("ETTR exact", f"{shown['exact']:.4f}   for long jobs {_waits(queue_s)}")
     if shown["expected_failures"] is not None:
-        line("failures of a run", f"{shown['expected_failures']:,.1f}   by formula 5, if it never queues")
+        _line("failures of a run", f"{shown['expected_failures']:,.1f}   by formula 5, if it never queues")
     if "simulated" in shown:
         drawn = shown["simulated"]
-        line("ETTR drawn", f"{drawn.ettr:.4f} ± {drawn.standard_error:.4f}   {drawn.failures:.1f} failures in a run")
-    click.echo(f"For an ETTR of {needed.ettr:g} each of these alone suffices:")
-    line("failures, 1000 node-days", f"{needed.failures_per_node_day * 1000:.3g} at most")
-    line("stall of a checkpoint", _at_most(needed.stall_s))
-    line("restart", _at_most(needed.restart_s))
-    line("nodes", _nodes(needed.nodes))
-    if needed.period_s is None:
-        line("checkpoint period", f"none suffices: the best one gives {needed.best:.4f}")
-    else:
-        line("checkpoint period", f"{_duration(needed.period_s[0])} to {_duration(needed.period_s[1])}")
+        _line("ETTR drawn", f"{drawn.ettr:.4f} ± {drawn.standard_error:.4f}   {drawn.failures:.1f} failures in a run")
+    _print_needed(needed, queue_s)
     click.echo("One failure costs the job")
-    line("of each node", _duration(cost.lost_s_per_failure))
-    line("of all", f"{cost.lost_node_hours_per_failure:,.1f} node-hours; "
+    _line("of each node", _duration(cost.lost_s_per_failure))
+    _line("of all", f"{cost.lost_node_hours_per_failure:,.1f} node-hours; "
                    f"{cost.lost_node_hours_per_day:,.1f} a day, at {cost.failures_per_day:.2f} failures")  # fmt: skip
+
+
+def _line(label: str, value: str) -> None:
+    click.echo(f"  {label:<26}{value}")
+
+
+def _print_needed(needed: Requirements, queue_s: float) -> None:
+    period = "the optimal checkpoint period"
+    if needed.at_period_s is not None:
+        period = f"a checkpoint every {_duration(needed.at_period_s)}"
+    click.echo(f"For an ETTR of {needed.ettr:g} each of these alone suffices, with {period}, of long jobs "
+               f"{_waits(queue_s)}:")  # fmt: skip
+    rate = needed.failures_per_node_day * 1000
+    _line("failures, 1000 node-days", f"{_three_digits(rate):g} at most" if rate else "none suffices")
+    _line("stall of a checkpoint", _at_most(needed.stall_s))
+    _line("restart", _at_most(needed.restart_s))
+    if queue_s > 0:
+        _line("wait before each start", _at_most(needed.queue_s))
+    _line("nodes", _nodes(needed.nodes))
+    if needed.period_s is None:
+        _line("checkpoint period", f"none suffices: the best one gives {needed.best:.4f}")
+    else:
+        _line("checkpoint period", f"{_duration(needed.period_s[0])} to {_duration(needed.period_s[1])}")
+
+
+def _waits(queue_s: float) -> str:
+    return f"that wait for {_duration(queue_s)} before each start" if queue_s > 0 else "that never queue"
 
 
 def _nodes(most: int | None) -> str:
     if most is None:
         return "any number"
-    return f"{most:,} at most" if most else "none suffices: one fails too often"
+    return f"{most:,} at most" if most else "none suffices"
+
+
+def _three_digits(value: float) -> float:
+    """Rounded down: a little more would no longer suffice."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2) if 0 < value < math.inf else 0.0
+    return math.floor(value / unit) * unit if unit else value
 
 
 def _at_most(seconds: float | None) -> str:
-    return "none suffices" if seconds is None else f"{_duration(seconds)} at most"
+    """Rounded down to what `_duration` shows."""
+    if seconds is None:
+        return "none suffices"
+    unit = 0.001 if seconds < 1 else 0.1 if seconds < 60 else 1 if seconds < 3600 else 60
+    return f"{_duration(math.floor(seconds / unit) * unit)} at most"
 
 
 def _duration(seconds: float) -> str:

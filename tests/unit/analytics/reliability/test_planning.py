@@ -190,6 +190,50 @@ def test_each_requirement_alone_gives_the_ratio(
         assert reached == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize("period_s", [None, 1800.0, 120.0])
+@pytest.mark.parametrize("queue_s", [0.0, 600.0, 4 * 3600.0])
+@pytest.mark.parametrize(("ettr", "stall_s"), [(0.9, 10.0), (0.9, 0.0), (0.3, 300.0)])
+def test_each_requirement_put_back_at_the_given_period_and_wait_gives_the_ratio_and_a_little_more_does_not(
+    period_s: float | None, queue_s: float, ettr: float, stall_s: float
+) -> None:
+    one_s = failure_rate_per_s(1, 6.5e-3)
+    inputs = {"failures_per_s": 1500 * one_s, "restart_s": 300.0, "stall_s": stall_s, "queue_s": queue_s}
+    found = requirements(
+        ettr=ettr, nodes=1500, failures_per_node_day=6.5e-3, restart_s=300.0, stall_s=stall_s, queue_s=queue_s,
+        period_s=period_s,
+    )  # fmt: skip
+
+    def reached(**changed: float) -> float:
+        now = {**inputs, **changed}
+        best_s = optimal_period_s(stall_s=now["stall_s"], failures_per_s=now["failures_per_s"])
+        return renewal_ettr(**{"period_s": period_s or max(best_s, 1e-6), **now})
+
+    most = {
+        "failures_per_s": 1500 * failure_rate_per_s(1, found.failures_per_node_day),
+        "restart_s": found.restart_s,
+        "stall_s": found.stall_s,
+        "queue_s": found.queue_s,
+    }
+    for name, value in most.items():
+        if not value:  # none suffices
+            assert value == 0 or reached(**{name: 0.0}) < ettr
+        else:
+            assert reached(**{name: value * (1 - 1e-6)}) >= ettr, name
+            assert reached(**{name: value * (1 + 1e-3) + 1e-3}) < ettr, name
+    assert found.nodes is not None
+    assert not found.nodes or reached(failures_per_s=found.nodes * one_s) >= ettr
+    assert reached(failures_per_s=(found.nodes + 1) * one_s) < ettr
+    for edge_s in found.period_s or ():
+        assert reached(period_s=max(edge_s, 1e-6)) >= ettr * (1 - 1e-6)
+    assert (found.period_s is None) == (found.best < ettr)
+
+
+def test_the_exact_form_with_waits_is_within_half_a_percent_of_monte_carlo() -> None:
+    inputs = {"failures_per_s": 1e-4, "restart_s": 300.0, "stall_s": 60.0, "period_s": 900.0, "queue_s": 4 * 3600.0}
+    drawn = simulated_ettr(seed=8, runs=400, **inputs, productive_s=2e7)
+    assert renewal_ettr(**inputs) == pytest.approx(drawn.ettr, rel=5e-3)
+
+
 def test_12000_gpus_reach_0_9_by_a_short_stall_or_few_failures_as_the_paper_says() -> None:
     as_it_is = requirements(ettr=0.9, nodes=1500, failures_per_node_day=6.5e-3, restart_s=300, stall_s=300)
     assert as_it_is.best < 0.9

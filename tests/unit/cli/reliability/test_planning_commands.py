@@ -60,6 +60,28 @@ def test_a_run_of_a_length_has_the_failures_of_equation_5(capsys: Capture) -> No
     assert json.loads(capsys.readouterr().out)["expected_failures"] is None
 
 
+def test_what_suffices_is_told_for_the_period_and_the_wait_that_are_given(capsys: Capture) -> None:
+    words = ["reliability", "ettr", "--gpus", "12000", "--stall", "10s"]
+    assert main([*words, "--period", "30m"]) == 0
+    shown = capsys.readouterr().out
+    assert "with a checkpoint every 30 min 00 s" in shown
+    assert "stall of a checkpoint     none suffices" in shown
+    assert "restart                   none suffices" in shown, "0.867 is reached with 5 min, and 0.896 with none"
+    assert main([*words, "--period", "30m", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exact"] == pytest.approx(0.867, abs=5e-4)
+    assert found["requirements"]["nodes"] < 1500
+    assert found["requirements"]["failures_per_node_day"] < 6.5e-3
+    assert main([*words, "--queue", "4h"]) == 0
+    shown = capsys.readouterr().out
+    assert "of long jobs that wait for 4 h 00 min before each start" in shown
+    assert "wait before each start" in shown
+    assert main([*words, "--queue", "4h", "--json"]) == 0
+    waiting = json.loads(capsys.readouterr().out)
+    assert waiting["exact"] == pytest.approx(waiting["expected"], rel=0.01)
+    assert waiting["requirements"]["nodes"] < 200
+
+
 def test_a_ratio_that_no_period_gives_is_told(capsys: Capture) -> None:
     assert main(["reliability", "ettr", "--gpus", "131072", "--restart", "20m"]) == 0
     shown = capsys.readouterr().out
