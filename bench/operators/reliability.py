@@ -49,7 +49,7 @@ SELECT CAST(i AS VARCHAR) AS job, 'user' || CAST(i % 400 AS VARCHAR) AS "user",
   if(nodes = 1, 'gpu' || CAST(first AS VARCHAR),
      'gpu[' || CAST(first AS VARCHAR) || '-' || CAST(first + nodes - 1 AS VARCHAR) || ']') AS node_list,
   '' AS excluded, CAST(NULL AS BIGINT) AS unsaved_ns, CAST(NULL AS BIGINT) AS overhead_ns,
-  'slurm' AS source
+  'slurm' AS source, CAST(NULL AS BIGINT) AS known_ns
 FROM (
   SELECT i, random() AS r, CAST(floor(random() * {NODES - 512}) AS BIGINT) AS first,
     {BEGIN_NS} + CAST(random() * {DAYS * DAY_NS} AS BIGINT) AS start_ns,

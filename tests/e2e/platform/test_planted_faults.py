@@ -20,7 +20,7 @@ from tests.support.platform.manager import ManagerProcess
 from tests.support.platform.running import task_of, wait_for
 
 from fireflyer.analytics.reliability.characterisation import characterise
-from fireflyer.analytics.reliability.log_lines import Clock
+from fireflyer.analytics.reliability.local_times import Clock
 from fireflyer.analytics.reliability.tables import open_tables
 from fireflyer.base.units import SECOND
 from fireflyer.cli.reliability.platform_import import import_platform

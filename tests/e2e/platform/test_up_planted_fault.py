@@ -13,7 +13,7 @@ from tests.support.health import only_program
 from tests.support.platform.running import RunningPlatform, task_of, wait_for
 
 from fireflyer.analytics.reliability.characterisation import characterise
-from fireflyer.analytics.reliability.log_lines import Clock
+from fireflyer.analytics.reliability.local_times import Clock
 from fireflyer.analytics.reliability.tables import open_tables
 from fireflyer.base.units import SECOND
 from fireflyer.cli.reliability.platform_import import import_platform

@@ -16,14 +16,16 @@ from typing import BinaryIO, Final, Literal, NamedTuple, cast
 
 import msgspec
 
+from fireflyer.analytics.reliability.local_times import Clock
 from fireflyer.analytics.reliability.log_lines import (
     MAX_LOG_LINE_BYTES,
-    Clock,
     Rejected,
+    has_local_time,
     health_row,
     journal_row,
     kernel_row,
 )
+from fireflyer.analytics.reliability.node_names import first_part
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.analytics.reliability.run_log import rows_of_run
 from fireflyer.analytics.reliability.slurm import SacctColumns, jobcomp_row
@@ -55,19 +57,25 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     """Lines that could not be used, by the reason."""
     cut: str = ""
     """Why the file ended early; empty: it did not."""
+    local_times: int = 0
+    """Times without a zone that were read as UTC, as nobody said their zone: of sacct each, else lines with them."""
 
 
 class _LineKind(NamedTuple):
     row: Callable[[bytes, str, Clock], EventRow | JobRow | Rejected | None]
     jobs: bool
+    is_local: Callable[[bytes], bool]
+    """Whether a line that gave a row says no zone."""
 
 
 _KINDS: Final[dict[LineSource, _LineKind]] = {
-    "kernel-log": _LineKind(kernel_row, jobs=False),
-    "journal": _LineKind(journal_row, jobs=False),
-    "health": _LineKind(health_row, jobs=False),
-    "jobcomp": _LineKind(lambda line, _node, clock: jobcomp_row(line, clock), jobs=True),
+    "kernel-log": _LineKind(kernel_row, jobs=False, is_local=has_local_time),
+    "journal": _LineKind(journal_row, jobs=False, is_local=lambda _line: False),
+    "health": _LineKind(health_row, jobs=False, is_local=lambda _line: False),
+    "jobcomp": _LineKind(lambda line, _node, clock: jobcomp_row(line, clock), jobs=True, is_local=lambda _line: True),
 }
+_UNNAMED: Final = "localhost"
+"""What a node calls itself until it knows its name."""
 
 
 class _Blocks:
@@ -98,11 +106,16 @@ class _Blocks:
         return open(self._path, "rb")
 
     def _read(self, file: BinaryIO) -> bytes:
+        """At most `BLOCK_BYTES`; what an archive gives before it is damaged, too, which one large read would lose."""
+        parts: list[bytes] = []
+        left = 0 if self.cut else BLOCK_BYTES
         try:
-            block = file.read(BLOCK_BYTES)
+            while left > 0 and (part := file.read1(left)):  # type: ignore[attr-defined]
+                parts.append(part)
+                left -= len(part)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             self.cut = f"it cannot be decompressed any further: {error}"
-            return b""
+        block = b"".join(parts)
         self._hash.update(block)
         return block
 
@@ -120,14 +133,20 @@ class _Blocks:
             if len(rest) > MAX_LOG_LINE_BYTES:
                 rest, skipping = b"", True
                 self.too_long += 1
-        if rest:
+        if rest and not self.cut:  # half of a line may say something else than the whole
             yield rest + b"\n"
 
 
-def import_lines(source: LineSource, path: str, directory: str, *, node: str, clock: Clock) -> Imported:
-    """One file of lines. `node`: whose it is, where its lines do not say. Raises `FireflyerError` where the file cannot
-    be read or the table not be written; the table then stays as it was."""
+def import_lines(
+    source: LineSource, path: str, directory: str, *, node: str, clock: Clock, of_node: bool = False
+) -> Imported:
+    """One file of lines. `node`: whose it is, where its lines do not say; with `of_node` whatever they say. Raises
+    `FireflyerError` where the file cannot be read or the table not be written, and with `of_node` where it has lines of
+    several hosts; the table then stays as it was."""
     kind = _KINDS[source]
+    default = "" if of_node else node
+    hosts: dict[str, str] = {}
+    last_ns, local_times = 0, 0
     writer = TableWriter(directory, "jobs" if kind.jobs else "events")
     blocks = _Blocks(path)
     rejected: Counter[str] = Counter()
@@ -136,12 +155,18 @@ def import_lines(source: LineSource, path: str, directory: str, *, node: str, cl
         for block in blocks:
             for line in block.splitlines():
                 lines += 1
-                row = kind.row(line, node, clock) if len(line) <= MAX_LOG_LINE_BYTES else Rejected(_TOO_LONG)
+                row = kind.row(line, default, clock) if len(line) <= MAX_LOG_LINE_BYTES else Rejected(_TOO_LONG)
                 if isinstance(row, Rejected):
                     rejected[row.reason] += bool(line.strip())
                 elif row is not None:
+                    local_times += clock.zone is None and kind.is_local(line)
+                    if isinstance(row, JobRow):
+                        last_ns = max(last_ns, row.submit_ns or 0, row.start_ns or 0, row.end_ns or 0)
+                    elif of_node:
+                        _note_host(hosts, row.node, node, path)
+                        row = row._replace(node=node)
                     writer.add(row)
-        writer.finish(_name(blocks.digest, source, node))
+        writer.finish(_name(blocks.digest, source, node), known_ns=last_ns or None)
     except BaseException:
         writer.discard()
         raise
@@ -149,8 +174,18 @@ def import_lines(source: LineSource, path: str, directory: str, *, node: str, cl
         rejected[_TOO_LONG] += blocks.too_long
     counts = {"jobs": writer.rows} if kind.jobs else {"events": writer.rows}
     return Imported(
-        source=source, path=path, lines=lines, **counts, known=writer.known, rejected=dict(+rejected), cut=blocks.cut
-    )
+        source=source, path=path, lines=lines, **counts, known=writer.known, rejected=dict(+rejected), cut=blocks.cut,
+        local_times=local_times,
+    )  # fmt: skip
+
+
+def _note_host(hosts: dict[str, str], host: str, node: str, path: str) -> None:
+    """A node may have changed between its short and its long name. Raises `UsageError` for a second host."""
+    if host not in ("", _UNNAMED):
+        hosts.setdefault(first_part(host), host)
+    if len(hosts) > 1:
+        one, other = hosts.values()
+        raise UsageError(f"{path} has lines of {one} and of {other}; give it without {node}=, or a file for each")
 
 
 def import_sacct(path: str, directory: str, *, clock: Clock) -> Imported:
@@ -170,8 +205,8 @@ def import_sacct(path: str, directory: str, *, clock: Clock) -> Imported:
             if not rows.isspace():
                 writer.add_table(columns.read(rows))
         if columns is None:
-            raise UsageError(f"{path} is empty")
-        writer.finish(_name(blocks.digest, "sacct", ""))
+            raise UsageError(f"{path}: {blocks.cut}" if blocks.cut else f"{path} is empty")
+        writer.finish(_name(blocks.digest, "sacct", ""), known_ns=columns.last_ns)
     except BaseException:
         writer.discard()
         raise
@@ -179,7 +214,7 @@ def import_sacct(path: str, directory: str, *, clock: Clock) -> Imported:
         columns.rejected[_TOO_LONG] += blocks.too_long
     return Imported(
         source="sacct", path=path, lines=lines, jobs=writer.rows, steps=columns.steps, known=writer.known,
-        rejected=dict(+columns.rejected), cut=blocks.cut,
+        rejected=dict(+columns.rejected), cut=blocks.cut, local_times=columns.local_times,
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from fireflyer.analytics.reliability.taxonomy import symptom_of_cause
+from fireflyer.analytics.reliability.taxonomy import SYMPTOM_OF_DEVICE, symptom_of_cause
 from fireflyer.base.health_event import Severity
-from fireflyer.base.kernel_faults import DeviceCause, device_error, gpu_error, is_of_a_process
+from fireflyer.base.kernel_faults import device_error, gpu_error, is_of_a_process
 
 __all__ = ["Finding", "finding_of", "says_a_fault"]
 
@@ -26,11 +26,6 @@ class Finding(NamedTuple):
 
 _MOST_CHARACTERS: Final = 1024
 """Of a message that are looked at: the kernel's records have fewer, and some patterns take quadratic time."""
-_SYMPTOMS: Final[dict[DeviceCause, str]] = {
-    "block_io": "block_device", "file_system": "filesystem_mount", "nvme": "block_device",
-    "machine_check": "main_memory", "machine_check_log": "main_memory", "memory": "main_memory", "pcie": "pcie",
-    "adapter": "ib_link", "out_of_memory": "oom", "hung_task": "system_service",
-}  # fmt: skip
 
 
 class _Pattern(NamedTuple):
@@ -86,7 +81,9 @@ def finding_of(message: str) -> Finding | None:
         return Finding(symptom_of_cause(gpu.cause) or "other", gpu.cause, gpu.severity, gpu.part, gpu.user_made)
     device = device_error(message)
     if device is not None:
-        return Finding(_SYMPTOMS[device.cause], device.cause, device.severity, device.part[:64], device.user_made)
+        return Finding(
+            SYMPTOM_OF_DEVICE[device.cause], device.cause, device.severity, device.part[:64], device.user_made
+        )
     for one in _PATTERNS:
         match = one.pattern.match(message)
         if match is not None:

@@ -7,51 +7,36 @@ used.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
+from fireflyer.analytics.reliability.health_symptoms import symptom_of_event
 from fireflyer.analytics.reliability.kernel_log import finding_of, says_a_fault
+from fireflyer.analytics.reliability.local_times import EARLIEST_NS, Clock, since_1970_ns
 from fireflyer.analytics.reliability.rows import MAX_NAME, MAX_WORDS, EventRow
-from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, symptom_of_cause
 from fireflyer.base.decoding import DECODE_ERRORS, json_decoder
 from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
-from fireflyer.base.units import SECOND, US
+from fireflyer.base.units import US
 
 __all__ = [
-    "EARLIEST_NS",
-    "LATEST_NS",
     "MAX_LOG_LINE_BYTES",
-    "Clock",
     "Rejected",
+    "has_local_time",
     "health_row",
     "journal_row",
     "kernel_row",
     "printable",
-    "symptom_of_event",
 ]
 
 MAX_LOG_LINE_BYTES: Final = 1 << 16
-EARLIEST_NS: Final = 946_684_800 * SECOND
-"""The year 2000: what is earlier is of a clock that had not been set, as after a boot without a network."""
-LATEST_NS: Final = (1 << 62) - 1
-"""The year 2116: what is later is damaged."""
 
 
 class Rejected(NamedTuple):
     """Why a line is not used; the same words for the same reason, so that they can be counted."""
 
     reason: str
-
-
-class Clock(NamedTuple):
-    """How times without a zone or a year are read, and which cannot be."""
-
-    utc_offset_s: int = 0
-    year: int | None = None
-    latest_ns: int = LATEST_NS
-    """What is later is of a clock that was wrong."""
 
 
 _OUT_OF_RANGE: Final = "its time is out of range, before 2000 or in the future"
@@ -75,7 +60,7 @@ def kernel_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | No
     """A line of `dmesg --time-format iso`, `dmesg -T`, or syslog. `node`: whose log it is, where the line has no
     host. Only what the kernel wrote counts: in syslog what has the tag `kernel`, of `dmesg -x` what has the facility
     `kern`."""
-    text = line.decode(errors="replace").rstrip("\r\n")
+    text = _text_of(line)
     if not says_a_fault(text):
         return None
     level = _LEVEL.match(text)
@@ -83,7 +68,7 @@ def kernel_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | No
         if level[2] != "kern" if level[1] is None else int(level[1]) >> 3:
             return None
         text = text[level.end() :]
-    timed = next((match for form in _FORMS if (match := form.match(text)) is not None), None)
+    timed = _timed(text)
     if timed is None:
         return Rejected("it has no time") if _UNTIMED.search(text) is not None else None
     rest = timed[timed.re.groups]
@@ -99,6 +84,26 @@ def kernel_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | No
         time_ns, printable(host, MAX_NAME), found.symptom, found.cause, found.severity, "kernel", "",
         printable(found.part), "", found.user_made, printable(message),
     )  # fmt: skip
+
+
+def has_local_time(line: bytes) -> bool:
+    """Whether a line that `kernel_row` took says no zone."""
+    text = _text_of(line)
+    level = _LEVEL.match(text)
+    timed = _timed(text if level is None else text[level.end() :])
+    return timed is not None and (timed.re is not _ISO or datetime.fromisoformat(_iso(timed)).tzinfo is None)
+
+
+def _text_of(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r\n")
+
+
+def _timed(text: str) -> re.Match[str] | None:
+    return next((match for form in _FORMS if (match := form.match(text)) is not None), None)
+
+
+def _iso(timed: re.Match[str]) -> str:
+    return timed[1].replace(",", ".")
 
 
 class _JournalEntry(msgspec.Struct, frozen=True):
@@ -148,18 +153,6 @@ def journal_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | N
     )  # fmt: skip
 
 
-_SYMPTOM_WORDS: Final = (
-    ("nvlink", "nvlink"), ("oom", "oom"), ("infiniband", "ib_link"), ("ib_", "ib_link"), ("pcie", "pcie"),
-    ("pci_", "pcie"), ("ipmi", "platform_management"), ("mount", "filesystem_mount"), ("edac", "main_memory"),
-    ("dimm", "main_memory"), ("mce", "main_memory"), ("main_memory", "main_memory"), ("ecc", "gpu_memory"),
-    ("row_remap", "gpu_memory"), ("retired", "gpu_memory"), ("gpu_memory", "gpu_memory"), ("gsp", "gpu_driver"),
-    ("driver", "gpu_driver"), ("gpu", "gpu_unavailable"), ("eth", "eth_link"), ("nvme", "block_device"),
-    ("block", "block_device"), ("disk", "block_device"), ("memory", "main_memory"), ("service", "system_service"),
-    ("clock", "system_service"), ("nccl", "nccl_timeout"), ("collective", "nccl_timeout"), ("heartbeat", "node_lost"),
-)  # fmt: skip
-"""The first word that the name or the cause of a check contains decides; an Xid decides before."""
-
-
 def health_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | None:
     """A `HealthEvent`. A check that found nothing counts too: its first event is when the check was introduced."""
     if len(line) > MAX_LINE_BYTES:
@@ -177,22 +170,11 @@ def health_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | No
     )  # fmt: skip
 
 
-def symptom_of_event(event: HealthEvent) -> str:
-    """Key in `SYMPTOMS`, from an Xid, else from the words of its cause and of its check."""
-    symptom = symptom_of_cause(event.cause)
-    if symptom is not None:
-        return symptom
-    name = f"{event.check} {event.cause}"
-    return (
-        event.cause if event.cause in SYMPTOMS else next((key for word, key in _SYMPTOM_WORDS if word in name), "other")
-    )
-
-
 def _time_ns(timed: re.Match[str], clock: Clock) -> int | Rejected:
     """Of a match of one of `_FORMS`."""
     try:
         if timed.re is _ISO:
-            return _in_range(datetime.fromisoformat(timed[1].replace(",", ".")), clock)
+            return _in_range(datetime.fromisoformat(_iso(timed)), clock)
         if timed.re is _DMESG:
             month, day, hour, minute, second, year, _ = timed.groups()
             return _in_range(_date(int(year), month, day, hour, minute, second), clock)
@@ -212,9 +194,7 @@ def _date(year: int, month: str, day: str, hour: str, minute: str, second: str) 
 
 
 def _in_range(at: datetime, clock: Clock) -> int | Rejected:
-    zoned = at if at.tzinfo is not None else at.replace(tzinfo=timezone(timedelta(seconds=clock.utc_offset_s)))
-    since = zoned - datetime(1970, 1, 1, tzinfo=UTC)
-    time_ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
+    time_ns = since_1970_ns(at, clock)
     return time_ns if EARLIEST_NS <= time_ns <= clock.latest_ns else Rejected(_OUT_OF_RANGE)
 
 

@@ -10,7 +10,7 @@ from math import prod
 from fireflyer.analytics.reliability.rows import MAX_NODES_OF_A_JOB
 from fireflyer.base.errors import UsageError
 
-__all__ = ["count_nodes", "expand_node_list"]
+__all__ = ["count_nodes", "expand_node_list", "names_of"]
 
 _NO_NODES = ("", "None assigned", "(null)", "None")
 """What Slurm writes where a job had no node."""
@@ -29,6 +29,14 @@ def expand_node_list(text: str, *, limit: int = MAX_NODES_OF_A_JOB) -> tuple[str
     if count_nodes(text) > limit:
         raise UsageError(f"a list of nodes has more than {limit} names: {text[:80]!r}")
     return tuple(name for word in _words(text) for name in _expanded(word))
+
+
+def names_of(text: str, *, limit: int = MAX_NODES_OF_A_JOB) -> tuple[str, ...]:
+    """As `expand_node_list`; none where the list cannot be read."""
+    try:
+        return expand_node_list(text, limit=limit)
+    except UsageError:
+        return ()
 
 
 def count_nodes(text: str) -> int:

@@ -3,7 +3,7 @@
 Files that have grown, and exports whose times overlap, say again what others said, also joined to one file. An event is
 the same where all of it is. An attempt of a job is the same by its source (both kinds of Slurm's accounting are one),
 its number, its user where both say one, its submission and its start; of two the one that says more of its end stays,
-and of two that have ended the first.
+of two that have ended the first, and of two that have not the one that is known to have run for longer.
 
 Nothing is replaced here: what is left of a file is written beside it, and `tables` puts all in place at once.
 """
@@ -17,12 +17,22 @@ from typing import Any, Final
 
 from fireflyer.analytics.reliability.rows import EventRow
 
-__all__ = ["NEXT", "leave_events_once", "leave_jobs_once"]
+__all__ = ["NEXT", "leave_events_once", "leave_jobs_once", "note_known"]
 
 NEXT: Final = ".next"
 """After the path of a file: what is to take its place."""
 
 _PROGRESS: Final = "if({0}.end_ns IS NOT NULL, 2, if({0}.start_ns IS NOT NULL, 1, 0))"
+
+
+def note_known(connection: Any, new: str, known_ns: int) -> None:
+    """Says of attempts of the file `new` that have no end until when they are known to have run."""
+    without = "start_ns IS NOT NULL AND end_ns IS NULL AND known_ns IS NULL"
+    connection.read_parquet(new).create_view("noted")
+    if _one(connection, f"SELECT count(*) FROM noted WHERE {without}"):
+        known = f"if({without}, CAST({known_ns} AS BIGINT), known_ns)"
+        _write(connection, new, f"SELECT * REPLACE ({known} AS known_ns) FROM noted")
+        os.replace(new + NEXT, new)
 
 
 def leave_events_once(connection: Any, new: str, others: Sequence[str]) -> list[str]:
@@ -62,7 +72,8 @@ def leave_jobs_once(connection: Any, new: str, others: Sequence[str]) -> list[st
         f"""
         CREATE TABLE twice AS
         SELECT new.file_row_number AS new_row, old.filename AS file, old.file_row_number AS old_row,
-               {old} > {later} OR ({old} = {later} AND ({old} < 2 OR old.end_ns <= new.end_ns)) AS old_stays
+               {old} > {later} OR ({old} = {later} AND CASE {old} WHEN 2 THEN old.end_ns <= new.end_ns
+                 WHEN 1 THEN coalesce(old.known_ns, 0) >= coalesce(new.known_ns, 0) ELSE true END) AS old_stays
         FROM old JOIN new ON old.job = new.job AND coalesce(old.submit_ns, -1) = coalesce(new.submit_ns, -1)
              AND old.source IS NOT DISTINCT FROM new.source
         WHERE (old.start_ns IS NOT DISTINCT FROM new.start_ns OR {old} = 0 OR {later} = 0)

@@ -84,3 +84,5 @@ class JobRow(NamedTuple):
     """From its start until its ranks were ready; None: the source does not say."""
     source: str = ""
     """slurm, platform or run: each numbers its jobs by itself."""
+    known_ns: int | None = None
+    """Without an end: until when the source knows that it ran; None: as long as its source tells anything."""

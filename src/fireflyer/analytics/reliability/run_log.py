@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fireflyer.analytics.reliability.log_lines import EARLIEST_NS, LATEST_NS, printable
+from fireflyer.analytics.reliability.local_times import EARLIEST_NS, LATEST_NS
+from fireflyer.analytics.reliability.log_lines import printable
 from fireflyer.analytics.reliability.rows import ABSENT_EXIT, MAX_NAME, EventRow, JobRow
 from fireflyer.base.errors import UsageError
 from fireflyer.base.events import (
@@ -31,8 +32,9 @@ class _Run:
     def __init__(self, started: JobStarted) -> None:
         self.job, self.begin_ns = printable(started.job, MAX_NAME), round(started.wall_time_s * SECOND)
         self.hosts: tuple[str, ...] = ()
-        self.nodes, self.ranks = started.nodes, started.world_size
-        self.node_ranks = started.node_ranks or (started.ranks_per_node,) * started.nodes
+        self.started = started
+        self.first_ranks = started.node_ranks or (started.ranks_per_node,) * started.nodes
+        self.nodes, self.node_ranks, self.ranks = started.nodes, self.first_ranks, started.world_size
         self.attempt_ns: int | None = None
         self.differed = False
         """Replicas did, in this attempt; each of their ranks tells it."""
@@ -46,8 +48,7 @@ class _Run:
             case AttemptStarted():
                 self.attempt_ns, self.exit_code, self.differed = now_ns, ABSENT_EXIT, False
             case AttemptSized():
-                self.hosts, self.nodes = event.hosts, event.nodes
-                self.node_ranks = event.node_ranks or self.node_ranks
+                self._sized(event)
             case CorruptionReport() if not self.differed:
                 self._differed(now_ns, event)
             case NodeLost():
@@ -63,6 +64,20 @@ class _Run:
                 self._ended(now_ns, "COMPLETED" if event.exit_code == 0 else "FAILED")
             case _:
                 pass
+
+    def finish(self, last_ns: int) -> None:
+        """After the last entry: an attempt that has not ended ran until then, whether it still does or the launcher has
+        died."""
+        if self.attempt_ns is not None:
+            self.jobs.append(self._attempt("RUNNING", self.attempt_ns, None)._replace(known_ns=self.begin_ns + last_ns))
+
+    def _sized(self, event: AttemptSized) -> None:
+        self.hosts, self.nodes = event.hosts, event.nodes
+        whole = event.nodes == self.started.nodes
+        self.node_ranks = event.node_ranks or (
+            self.first_ranks if whole else (self.started.ranks_per_node,) * event.nodes
+        )
+        self.ranks = sum(self.node_ranks)
 
     def _failed(self, now_ns: int, event: AttemptFailed) -> None:
         node = "" if event.node is None else self._host(event.node, "")
@@ -82,12 +97,15 @@ class _Run:
     def _ended(self, now_ns: int, state: str) -> None:
         if self.attempt_ns is None:
             return
-        signal = self.exit_code - 128 if 128 < self.exit_code < 192 else 0
-        self.jobs.append(
-            JobRow(self.job, "", state, self.nodes, self.ranks, self.begin_ns, self.attempt_ns, now_ns, self.exit_code,
-                   signal, ",".join(self.hosts), "", source="run")
-        )  # fmt: skip
+        self.jobs.append(self._attempt(state, self.attempt_ns, now_ns))
         self.attempt_ns = None
+
+    def _attempt(self, state: str, start_ns: int, end_ns: int | None) -> JobRow:
+        signal = self.exit_code - 128 if 128 < self.exit_code < 192 else 0
+        return JobRow(
+            self.job, "", state, self.nodes, self.ranks, self.begin_ns, start_ns, end_ns, self.exit_code, signal,
+            ",".join(self.hosts), "", source="run",
+        )  # fmt: skip
 
     def _host(self, node: int, host: str) -> str:
         named = host or (self.hosts[node] if 0 <= node < len(self.hosts) else f"node-{node}")
@@ -124,4 +142,5 @@ def rows_of_run(log: Sequence[Logged], *, name: str, latest_ns: int = LATEST_NS)
     run = _Run(started)
     for entry in log:
         run.take(entry)
+    run.finish(last_ns)
     return run.jobs, run.events

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from fireflyer.analytics.reliability.arrow_values import array_of, scalar_of
-from fireflyer.analytics.reliability.log_lines import EARLIEST_NS, MAX_LOG_LINE_BYTES, Clock, Rejected, printable
+from fireflyer.analytics.reliability.local_times import EARLIEST_NS, Clock, offset_s, since_1970_ns
+from fireflyer.analytics.reliability.log_lines import MAX_LOG_LINE_BYTES, Rejected, printable
 from fireflyer.analytics.reliability.node_lists import count_nodes
 from fireflyer.analytics.reliability.rows import ABSENT_EXIT, MAX_NAME, MAX_NODES_OF_A_JOB, STATES, JobRow
 from fireflyer.base.errors import UsageError
@@ -59,7 +60,10 @@ class SacctColumns:
             raise UsageError(f"{name} {what}; write it with: {SACCT_COMMAND}")
         self._names, self._clock = names, clock
         self._used = [one for one in _USED if one in names]
-        self.steps = 0
+        self.steps = self.local_times = 0
+        """Of local times those that were read though nobody said their zone."""
+        self.last_ns: int | None = None
+        """The last time of all rows."""
         self.rejected: Counter[str] = Counter()
 
     def read(self, block: bytes) -> Any:
@@ -67,7 +71,15 @@ class SacctColumns:
         clean = block.translate(_NO_CONTROL)
         if not clean.isascii():
             clean = _NOT_ASCII_CONTROL.sub(" ", clean.decode(errors="replace")).encode()
-        return self._checked(self._columns(self._parsed(clean)))
+        rows = self._checked(self._columns(self._parsed(clean)))
+        self._note_times(rows)
+        return rows
+
+    def _note_times(self, rows: Any) -> None:
+        import pyarrow.compute as pc
+
+        last = [pc.max(rows[name]).as_py() for name in ("submit_ns", "start_ns", "end_ns")]
+        self.last_ns = max((time_ns for time_ns in (*last, self.last_ns) if time_ns is not None), default=None)
 
     def _columns(self, table: Any) -> Any:
         import pyarrow
@@ -83,6 +95,7 @@ class SacctColumns:
             return pyarrow.chunked_array([array_of([""] * whole.num_rows, text)])
 
         exits = column("ExitCode")
+        start_ns = self._times(whole["Start"])
         return pyarrow.table({
             "job": whole["JobID"],
             "user": column("User"),
@@ -90,8 +103,8 @@ class SacctColumns:
             "nodes": _decoded(whole["NNodes"], _count, pyarrow.int64()),
             "gpus": _decoded(column("AllocTRES"), _gpus, pyarrow.int64()),
             "submit_ns": self._times(column("Submit")),
-            "start_ns": self._times(whole["Start"]),
-            "end_ns": self._times(whole["End"]),
+            "start_ns": start_ns,
+            "end_ns": self._ends(whole["End"], start_ns),
             "exit_code": _decoded(exits, lambda value: _exit(value)[0], pyarrow.int64()),
             "signal": _decoded(exits, lambda value: _exit(value)[1], pyarrow.int64()),
             "node_list": column("NodeList"),
@@ -187,7 +200,18 @@ class SacctColumns:
             table, pyarrow.table({name: array_of(columns[name], pyarrow.string()) for name in self._used})
         ])  # fmt: skip
 
-    def _times(self, column: Any) -> Any:
+    def _ends(self, column: Any, start_ns: Any) -> Any:
+        """An hour that a zone has twice is the second one where else the job had ended before it started."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        ends = self._times(column)
+        if self._clock.zone is None:
+            return ends
+        early = pc.fill_null(pc.less(ends, start_ns), scalar_of(False, pyarrow.bool_()))
+        return pc.if_else(early, self._times(column, fold=1), ends) if pc.any(early).as_py() else ends
+
+    def _times(self, column: Any, *, fold: int = 0) -> Any:
         """Seconds since 1970, or local times, as nanoseconds; null for Unknown and None."""
         import pyarrow
         import pyarrow.compute as pc
@@ -197,11 +221,26 @@ class SacctColumns:
         seconds = pc.if_else(whole, column, scalar_of(None, pyarrow.string())).cast(number)
         if seconds.null_count:
             local = pc.strptime(column, format="%Y-%m-%dT%H:%M:%S", unit="s", error_is_null=True).cast(number)
-            seconds = pc.coalesce(seconds, pc.subtract(local, scalar_of(self._clock.utc_offset_s, number)))
+            if self._clock.zone is None:
+                self.local_times += len(local) - local.null_count
+            else:
+                # offsets change at whole ten minutes: each of these is asked for once
+                offsets = _decoded(pc.utf8_slice_codeunits(column, 0, 15), self._offset(fold), number)
+                local = pc.subtract(local, offsets)
+            seconds = pc.coalesce(seconds, local)
         known = pc.if_else(pc.greater(seconds, scalar_of(0, number)), seconds, scalar_of(None, number))
         most = self._clock.latest_ns // SECOND + 1  # of all that are out of range: others may overflow as nanoseconds
         bounded = pc.min_element_wise(known, scalar_of(most, number), skip_nulls=False)
         return pc.multiply(bounded, scalar_of(SECOND, number))
+
+    def _offset(self, fold: int) -> Callable[[str], int]:
+        def decode(text: str) -> int:
+            try:
+                return offset_s(datetime.fromisoformat(f"{text}0").replace(fold=fold), self._clock)
+            except (ValueError, OverflowError):
+                return 0
+
+        return decode
 
 
 _JOBCOMP_LATER: Final = ("JobState", "StartTime", "EndTime", "NodeList", "NodeCnt", "Tres", "SubmitTime", "ExitCode")
@@ -223,6 +262,8 @@ def jobcomp_row(line: bytes, clock: Clock) -> JobRow | Rejected:
     if nodes is None:
         return Rejected("its number of nodes is none")
     start, end = _local_ns(fields.get("StartTime", ""), clock), _local_ns(fields.get("EndTime", ""), clock)
+    if start is not None and end is not None and end < start:  # of an hour that the zone has twice the second
+        end = _local_ns(fields["EndTime"], clock, fold=1)
     if start is not None and end is not None and end < start:
         return Rejected("it ends before it starts")
     if state == "PENDING" and start is not None:
@@ -301,12 +342,11 @@ def _excluded(text: str) -> str:
     return ",".join(_EXCLUDED.findall(text))[:MAX_NODE_LIST] if "-" in text else ""
 
 
-def _local_ns(text: str, clock: Clock) -> int | None:
+def _local_ns(text: str, clock: Clock, *, fold: int = 0) -> int | None:
     if _TIME.fullmatch(text) is None:
         return None
     try:
-        at = datetime.fromisoformat(text).replace(tzinfo=UTC)
-    except ValueError:
+        time_ns = since_1970_ns(datetime.fromisoformat(text).replace(fold=fold), clock)
+    except (ValueError, OverflowError):
         return None
-    seconds = int(at.timestamp()) - clock.utc_offset_s
-    return seconds * SECOND if seconds > 0 else None
+    return time_ns if time_ns > 0 else None

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from fireflyer.analytics.reliability.arrow_values import array_of
-from fireflyer.analytics.reliability.overlaps import NEXT, leave_events_once, leave_jobs_once
+from fireflyer.analytics.reliability.node_names import name_events_as_jobs
+from fireflyer.analytics.reliability.overlaps import NEXT, leave_events_once, leave_jobs_once, note_known
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.base.errors import Busy, FireflyerError, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
@@ -35,6 +36,7 @@ _GROUP_ROWS: Final = 1 << 17
 _GROUP_BYTES: Final = 64 << 20
 _INTEGERS: Final = (
     "time_ns", "nodes", "gpus", "submit_ns", "start_ns", "end_ns", "exit_code", "signal", "unsaved_ns", "overhead_ns",
+    "known_ns",
 )  # fmt: skip
 _NAME: Final = re.compile(r"(?:jobs|events)-[0-9a-f]{16}\.parquet")
 _REPLACING: Final = "replacing.json"
@@ -121,14 +123,17 @@ class TableWriter:
             table = table.append_column(field, array_of([None] * table.num_rows, field.type))
         self._keep(table.cast(self._schema))
 
-    def finish(self, digest: str) -> str:
-        """The path of the complete file; a file without rows is written, too, and says that the source had none."""
+    def finish(self, digest: str, *, known_ns: int | None = None) -> str:
+        """The path of the complete file; a file without rows is written, too, and says that the source had none.
+        `known_ns`: the last time that the source tells of, until which attempts without an end are known to have
+        run."""
         self._flush()
         self._write()
         path = os.path.join(self._directory, f"{self._kind}-{digest[:16]}.parquet")
         try:
             self._file.close()
-            changed = self._leave_once([one for one in _files_of(self._directory, self._kind) if one != path])
+            others = [one for one in _files_of(self._directory, self._kind) if one != path]
+            changed = self._leave_once(others, known_ns)
             if changed:
                 os.replace(self._partial, path + NEXT)
                 _replace(self._directory, [path, *changed])
@@ -139,13 +144,15 @@ class TableWriter:
             raise translate_os_error(error, f"write {path}") from error
         return path
 
-    def _leave_once(self, others: Sequence[str]) -> list[str]:
+    def _leave_once(self, others: Sequence[str], known_ns: int | None) -> list[str]:
         """Paths of the others that have another content after this import."""
         if not self.rows:
             return []
         for path in others:
             _check_schema(path, self._schema)
         with _connected(self._directory) as connection:
+            if known_ns is not None:
+                note_known(connection, self._partial, known_ns)
             leave = leave_jobs_once if self._kind == "jobs" else leave_events_once
             changed = leave(connection, self._partial, others)
         left = int(self._parquet.read_metadata(self._partial).num_rows)
@@ -233,7 +240,8 @@ def _bytes(table: Any) -> int:
 
 @contextlib.contextmanager
 def open_tables(directory: str) -> Iterator[Any]:
-    """A DuckDB connection with the views `jobs` and `events` over the directory's files. Errors of DuckDB inside become
+    """A DuckDB connection with the views `jobs` and `events` over the directory's files, events with the names that
+    jobs have for their nodes. Errors of DuckDB inside become
     `UsageError`. Raises `NotFound` where there is no table, and `UsageError` where a file is damaged or has other
     columns."""
     _required("duckdb")
@@ -248,6 +256,7 @@ def open_tables(directory: str) -> Iterator[Any]:
         connection.execute("SET preserve_insertion_order = false")
         for kind, paths in files.items():
             _view(connection, kind, paths)
+        name_events_as_jobs(connection)
         yield connection
 
 

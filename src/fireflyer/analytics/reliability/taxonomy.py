@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NamedTuple
 
+from fireflyer.base.kernel_faults import DeviceCause
 from fireflyer.base.xids import TABLE_V, XidClass, xid_of
 
 __all__ = [
     "DOMAINS",
     "SYMPTOMS",
+    "SYMPTOM_OF_DEVICE",
     "TABLE_I",
     "XID_CLASSES",
     "Domain",
@@ -92,6 +94,12 @@ XID_CLASSES: Final = (
     XidRow("gsp", TABLE_V["gsp"], "the GPU's system processor (GSP) failed",
            "run the vendor's field diagnosis; most need a replacement"),
 )  # fmt: skip
+SYMPTOM_OF_DEVICE: Final[dict[DeviceCause, str]] = {
+    "block_io": "block_device", "file_system": "filesystem_mount", "nvme": "block_device",
+    "machine_check": "main_memory", "machine_check_log": "main_memory", "memory": "main_memory", "pcie": "pcie",
+    "adapter": "ib_link", "out_of_memory": "oom", "hung_task": "system_service",
+}  # fmt: skip
+"""Of what the kernel says of a device, in a log and in the check that reads it."""
 _SYMPTOM_OF_CLASS: Final[dict[XidClass, str]] = {
     "software": "gpu_program", "nvlink": "nvlink", "memory": "gpu_memory", "uncorrectable": "gpu_unavailable",
     "gsp": "gpu_driver", "other": "gpu_driver",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fireflyer.analytics.reliability.importing import Imported, LineSource
-    from fireflyer.analytics.reliability.log_lines import Clock
+    from fireflyer.analytics.reliability.local_times import Clock
 
 __all__ = ["import_command"]
 
@@ -89,11 +89,9 @@ The accounting is written by:
 )
 @click.option(
     "--utc-offset",
-    type=click.IntRange(-86_399, 86_399),
-    default=0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Of local times, as 7200 where clocks are two hours ahead of UTC.",
+    metavar="ZONE",
+    help="Of local times: the name of their zone, as Europe/Berlin, or 7200 where clocks are always two hours ahead of "
+    "UTC.  [default: they are read as UTC]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def import_command(
@@ -107,22 +105,24 @@ def import_command(
     runs: tuple[str, ...],
     platform: str | None,
     year: int | None,
-    utc_offset: int,
+    utc_offset: str | None,
     as_json: bool,
 ) -> int:
     """Read logs and accounting into the tables in DIRECTORY, from which all other commands compute. A file may be
-    compressed (.gz). NODE is whose log it is where its lines do not say; without it the name of the file.
+    compressed (.gz). NODE is whose log it is, whatever host its lines name; without it that host, or where they name
+    none the name of the file.
 
     Lines that cannot be used are counted and told. What was imported before counts once: a file may be imported again
     when it has grown. While an import runs, another one into the same DIRECTORY is refused.
     """
-    from fireflyer.analytics.reliability.log_lines import Clock
+    from fireflyer.analytics.reliability.local_times import Clock, zone_of
     from fireflyer.analytics.reliability.tables import import_lock
 
     if directory is None:
         taken = f", before --platform, which took {platform} for its PATH" if platform else ""
         raise UsageError(f"DIRECTORY is missing, that of the tables; give it first{taken}")
-    clock = Clock(utc_offset, year, time.time_ns() + _CLOCK_ERROR_NS)
+    zone = None if utc_offset is None else zone_of(utc_offset)
+    clock = Clock(zone, year, time.time_ns() + _CLOCK_ERROR_NS)
     sources: dict[LineSource, tuple[str, ...]] = {
         "jobcomp": jobcomp,
         "kernel-log": kernel_log,
@@ -162,7 +162,7 @@ def _imported(
     for source, paths in sources.items():
         for given in paths:
             node, path = _node_and_path(given)
-            yield import_lines(source, path, directory, node=node, clock=clock)
+            yield import_lines(source, path, directory, node=node, clock=clock, of_node=path != given)
     for run_dir in runs:
         yield import_run(run_dir, read_events(run_dir), directory, clock=clock)
 
@@ -193,5 +193,9 @@ def _print(one: Imported) -> None:
     click.echo(f"{one.path}: {' and '.join(rows) or 'nothing'} of {one.lines:,} {what}{steps}{known}")
     for reason, count in sorted(one.rejected.items(), key=lambda item: -item[1]):
         click.echo(f"  {count:,} {what} not used: {reason}")
+    if one.local_times:
+        click.echo(
+            f"  {one.local_times:,} local times were read as UTC; say their zone with --utc-offset, as Europe/Berlin"
+        )
     if one.cut:
         click.echo(f"  the file was not read to its end: {one.cut}")

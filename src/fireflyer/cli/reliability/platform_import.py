@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from fireflyer.analytics.reliability.importing import Imported, import_rows
-from fireflyer.analytics.reliability.log_lines import Clock
+from fireflyer.analytics.reliability.local_times import Clock
 from fireflyer.analytics.reliability.platform_progress import Until, read_progress, write_progress
 from fireflyer.base.errors import DataCorruption
 from fireflyer.cli.reliability.platform_rows import attempt_of, events_of

@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from fireflyer.analytics.reliability.log_lines import EARLIEST_NS, Clock, Rejected, printable, symptom_of_event
+from fireflyer.analytics.reliability.health_symptoms import symptom_of_event
+from fireflyer.analytics.reliability.local_times import EARLIEST_NS, Clock
+from fireflyer.analytics.reliability.log_lines import Rejected, printable
 from fireflyer.analytics.reliability.rows import (
     ABSENT_EXIT,
     MAX_NAME,

@@ -17,9 +17,9 @@ from fireflyer.analytics.reliability.attribution import diagnose
 from fireflyer.analytics.reliability.evidence import evidence_of
 from fireflyer.analytics.reliability.importing import Imported, import_lines, import_run, import_sacct
 from fireflyer.analytics.reliability.kernel_log import finding_of
+from fireflyer.analytics.reliability.local_times import Clock, zone_of
 from fireflyer.analytics.reliability.log_lines import (
     MAX_LOG_LINE_BYTES,
-    Clock,
     Rejected,
     health_row,
     journal_row,
@@ -179,7 +179,7 @@ def test_a_time_that_cannot_be_known_is_a_reason() -> None:
         row = kernel_row(line.encode(), "n", CLOCK)
         assert isinstance(row, Rejected)
         assert reason in row.reason
-    local = kernel_row(f"[Wed Nov 15 00:13:20 2023] {XID}".encode(), "n", Clock(utc_offset_s=7200))
+    local = kernel_row(f"[Wed Nov 15 00:13:20 2023] {XID}".encode(), "n", Clock(zone_of("7200")))
     assert isinstance(local, EventRow)
     assert local.time_ns == AT_NS
 

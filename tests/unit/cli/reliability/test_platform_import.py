@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from fireflyer.analytics.reliability.importing import import_rows
-from fireflyer.analytics.reliability.log_lines import Clock, Rejected
+from fireflyer.analytics.reliability.local_times import Clock
+from fireflyer.analytics.reliability.log_lines import Rejected
 from fireflyer.analytics.reliability.platform_progress import PROGRESS, Until, read_progress, write_progress
 from fireflyer.analytics.reliability.rows import JobRow
 from fireflyer.analytics.reliability.tables import table_names
