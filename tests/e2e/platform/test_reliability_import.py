@@ -141,7 +141,7 @@ def test_a_fault_of_a_node_is_what_its_task_failed_of(site: Site, capsys: Captur
     assert found["hypotheses"][0]["nodes"] == [bad]
     assert "xid_79" in found["hypotheses"][0]["evidence"][0]
     report = asked(capsys, "report", tables, "--gpus-per-node", "1")
-    assert {state["state"]: state["jobs"] for state in report["states"]} == {"COMPLETED": 1, "NODE_FAIL": 1}
+    assert {state["state"]: state["attempts"] for state in report["states"]} == {"COMPLETED": 1, "NODE_FAIL": 1}
     with open_tables(tables) as connection:
         (signals,) = (one for one in node_signals(connection) if one.node == bad)
     assert (signals.tickets, signals.out_count, signals.xid_cnt) == (1, 1, 1)

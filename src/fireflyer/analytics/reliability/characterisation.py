@@ -1,32 +1,33 @@
 """What happened in a cluster, from its two tables: rates with their intervals, failures by size of job, what they cost.
 
 Definitions are the reliability paper's (arXiv:2410.21680, III). Rates are per node-day: of running jobs where there are
-any, else of all nodes that reported something, or of as many nodes as are given.
+any, else of all nodes that reported something, or of as many nodes as are given. Rates per node-day of jobs count
+incidents of the time in which jobs are known to have run. What the figures leave out stands in `notes`.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import msgspec
 
+from fireflyer.analytics.reliability.coverage import coverage_notes
 from fireflyer.analytics.reliability.failures import DAY_NS, prepare
 from fireflyer.analytics.reliability.intervals import Rate, rate_of
+from fireflyer.analytics.reliability.known_time import table_span
 from fireflyer.analytics.reliability.losses import SIZE_OF_JOB, Losses, losses_of
+from fireflyer.analytics.reliability.rolling import RollingRates, rolling_rates
 from fireflyer.analytics.reliability.training_time import TrainingTime, training_time
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
 __all__ = [
-    "ROLLING_DAYS",
     "Cascade",
     "Characterisation",
     "CheckIntroduction",
     "DayCount",
     "LargeJobs",
     "MonthCount",
-    "RollingRates",
     "SizeClass",
     "StateShare",
     "SymptomRate",
@@ -34,18 +35,19 @@ __all__ = [
     "characterise",
 ]
 
-ROLLING_DAYS: Final = 30
 LARGE_JOB_GPUS: Final = 128
 """Jobs of more count for the failure rate of the cluster (paper, III)."""
 CRASH_LOOP_FAILURES: Final = 3
 MAX_DAYS: Final = 36_600
+MAX_CASCADES: Final = 1000
 _MAX_ROWS: Final = 10_000
 _OF_JOBS: Final = "running jobs"
 
 
 class StateShare(msgspec.Struct, frozen=True):
     state: str
-    jobs: int
+    attempts: int
+    """That have started."""
     gpu_hours: float
 
 
@@ -58,7 +60,7 @@ class SizeClass(msgspec.Struct, frozen=True):
     """Jobs of more than half of `gpus` and up to it; 0: of those without any."""
 
     gpus: int
-    jobs: int
+    attempts: int
     node_days: float
     failures: int
     mttf_h: float | None
@@ -88,15 +90,6 @@ class Cascade(msgspec.Struct, frozen=True):
     gpus: int
     preempted_jobs: int
     preempted_gpus: int
-
-
-class RollingRates(msgspec.Struct, frozen=True):
-    """Of one symptom: incidents per 1000 node-days over the 30 days up to each day."""
-
-    symptom: str
-    days: tuple[int, ...]
-    """Since 1970."""
-    per_1000_node_days: tuple[float, ...]
 
 
 class CheckIntroduction(msgspec.Struct, frozen=True):
@@ -131,6 +124,10 @@ class Characterisation(msgspec.Struct, frozen=True, kw_only=True):
     begin_ns: int
     end_ns: int
     jobs: int
+    """That have started, each once, however often it was queued again."""
+    attempts: int
+    never_started: int
+    """Rows of jobs that were cancelled before they began, or that wait, as `123_[4-99]` does for many."""
     events: int
     nodes_seen: int
     """That reported anything."""
@@ -160,6 +157,11 @@ class Characterisation(msgspec.Struct, frozen=True, kw_only=True):
     """Those with an incident."""
     complete: bool
     """False: there were too many preemptions to look at all."""
+    left_out: dict[str, int]
+    """How many further rows there are of `days` and `months` (older ones), `introductions` (newer ones), and of `xids`,
+    `cascades` and the nodes of `losses` (those that count less)."""
+    notes: tuple[str, ...]
+    """What the rates do not count, or count in a way that must be known."""
 
 
 def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: int = 8) -> Characterisation:
@@ -167,54 +169,72 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
     more than a century."""
     complete = prepare(connection, gpus_per_node=gpus_per_node)
     begin_ns, end_ns = _span(connection)
-    _sum_jobs(connection, end_ns)
-    jobs = _one(connection, "SELECT coalesce(sum(jobs), 0)::BIGINT FROM summed")
+    _sum_jobs(connection)
+    listed, attempts = _rows(connection, "SELECT coalesce(sum(listed), 0), coalesce(sum(attempts), 0) FROM summed")[0]
     events, seen = _rows(connection, "SELECT count(*), count(DISTINCT node) FROM events")[0]
     node_days, of = _exposure(connection, nodes, seen, begin_ns, end_ns)
-    sizes = _sizes(connection)
+    counted = "beside" if of == _OF_JOBS else "count"
+    sizes, training, losses = _sizes(connection), training_time(connection), losses_of(connection)
+    lists = {
+        "days": _rows(connection, _DAYS), "months": _rows(connection, _MONTHS), "xids": _rows(connection, _XIDS),
+        "introductions": _introductions(connection, begin_ns), "cascades": _cascades(connection),
+    }  # fmt: skip
+    shown = {name: tuple(row[:-1] for row in found) for name, found in lists.items()}
     return Characterisation(
         begin_ns=begin_ns,
         end_ns=end_ns,
-        jobs=jobs,
+        jobs=_jobs_of(connection) if training is None else training.jobs,
+        attempts=int(attempts),
+        never_started=int(listed - attempts),
         events=events,
         nodes_seen=seen,
         node_days=node_days,
         node_days_of=of,
         states=tuple(StateShare(*row) for row in _rows(connection, _STATES)),
-        symptoms=_symptoms(connection, node_days),
+        symptoms=_symptoms(connection, node_days, counted),
         large_jobs=_large_jobs(connection),
         sizes=sizes,
         failure_symptoms=_rows(
             connection, "SELECT symptom, count(*) FROM failures GROUP BY symptom ORDER BY 2 DESC, 1"
         ),
-        cascades=_cascades(connection),
+        cascades=tuple(Cascade(*row) for row in shown["cascades"]),
         lost_gpu_hours=sum(one.lost_gpu_hours for one in sizes),
         lost_by_preemption_gpu_hours=sum(one.lost_by_preemption_gpu_hours for one in sizes),
-        losses=losses_of(connection),
-        training=training_time(connection, end_ns=end_ns),
-        rolling=_rolling(connection, 0 if of == _OF_JOBS else nodes or seen, begin_ns, end_ns),
-        introductions=_introductions(connection, begin_ns),
-        months=tuple(MonthCount(*row) for row in _rows(connection, _MONTHS)),
-        xids=tuple(XidCount(*row) for row in _rows(connection, _XIDS)),
-        days=tuple(DayCount(*row) for row in _rows(connection, _DAYS)),
+        losses=losses,
+        training=training,
+        rolling=rolling_rates(connection, 0 if of == _OF_JOBS else nodes or seen, begin_ns, end_ns, counted),
+        introductions=tuple(CheckIntroduction(*row) for row in shown["introductions"]),
+        months=tuple(MonthCount(*row) for row in shown["months"]),
+        xids=tuple(XidCount(*row) for row in shown["xids"]),
+        days=tuple(DayCount(*row) for row in shown["days"]),
         complete=complete,
+        left_out={
+            **{name: found[0][-1] - len(found) for name, found in lists.items() if found},
+            "nodes": losses.nodes_left_out,
+        },
+        notes=coverage_notes(connection, of_jobs=of == _OF_JOBS),
     )
 
 
 _MONTHS: Final = f"""
-SELECT strftime(make_timestamp_ns(day * {DAY_NS}), '%Y-%m') AS month, symptom, cause, sum(count)::BIGINT
-FROM incidents GROUP BY month, symptom, cause ORDER BY month, symptom, cause LIMIT {_MAX_ROWS}
+SELECT strftime(make_timestamp_ns(day * {DAY_NS}), '%Y-%m') AS month, symptom, cause, sum(count)::BIGINT,
+       count(*) OVER ()
+FROM incidents GROUP BY month, symptom, cause ORDER BY month DESC, symptom, cause LIMIT {_MAX_ROWS}
 """
 _XIDS: Final = f"""
-SELECT CAST(substr(cause, 5) AS INTEGER) AS xid, sum(count)::BIGINT AS found, found / sum(found) OVER ()
+SELECT CAST(substr(cause, 5) AS INTEGER) AS xid, sum(count)::BIGINT AS found, found / sum(found) OVER (),
+       count(*) OVER ()
 FROM incidents WHERE regexp_full_match(cause, 'xid_[0-9]{{1,4}}') GROUP BY xid ORDER BY found DESC, xid
 LIMIT {_MAX_ROWS}
 """
 _DAYS: Final = f"""
-SELECT day, symptom, sum(count)::BIGINT FROM of_symptoms GROUP BY day, symptom ORDER BY day, symptom LIMIT {_MAX_ROWS}
+SELECT day, symptom, sum(count)::BIGINT, count(*) OVER ()
+FROM of_symptoms GROUP BY day, symptom ORDER BY day DESC, symptom LIMIT {_MAX_ROWS}
 """
+"""The newest first, so that what is cut is the oldest; the last column is how many rows there are."""
 _STATES: Final = """
-SELECT state, sum(jobs)::BIGINT, coalesce(sum(gpu_hours), 0) FROM summed GROUP BY state ORDER BY 2 DESC, 1
+SELECT state, sum(attempts)::BIGINT, coalesce(sum(gpu_hours), 0) FROM summed GROUP BY state
+HAVING sum(attempts) > 0 ORDER BY 2 DESC, 1
 """
 
 
@@ -227,30 +247,28 @@ def _one(connection: Any, query: str) -> Any:
 
 
 def _span(connection: Any) -> tuple[int, int]:
-    ((begin, end),) = _rows(
-        connection,
-        """SELECT min(first), max(last) FROM (
-             SELECT min(start_ns) AS first, greatest(max(start_ns), max(end_ns)) AS last FROM jobs
-             UNION ALL SELECT min(time_ns), max(time_ns) FROM events)""",
-    )
-    if begin is None:
-        raise UsageError("the tables are empty: no job has started, and no node has reported anything")
+    begin, end = table_span(connection)
     if end - begin > MAX_DAYS * DAY_NS:
         raise UsageError("the tables span more than a century: a clock was wrong; import without its file")
     return begin, max(end, begin + 1)
 
 
-def _sum_jobs(connection: Any, end_ns: int) -> None:
-    """Makes `summed`: all that is summed over jobs, by state and number of GPUs, in one pass."""
+def _sum_jobs(connection: Any) -> None:
+    """Makes `summed`: all that is summed over attempts, by state and number of GPUs, in one pass."""
     connection.execute(
         f"""
         CREATE TABLE summed AS
-        SELECT state, gpus, count(*) AS jobs, count(start_ns) AS started, sum(hours) AS hours,
+        SELECT state, gpus, count(*) AS listed, count(start_ns) AS attempts, sum(hours) AS hours,
                sum(hours * gpus) AS gpu_hours, sum(hours / 24 * parts / parts_of_node) AS node_days
-        FROM (SELECT *, (coalesce(end_ns, {end_ns}) - start_ns) / {3600 * SECOND} AS hours FROM sized)
+        FROM (SELECT *, (until_ns - start_ns) / {3600 * SECOND} AS hours FROM sized)
         GROUP BY state, gpus
         """
     )
+
+
+def _jobs_of(connection: Any) -> int:
+    """Where none has trained; else `training_time` has counted them."""
+    return int(_one(connection, "SELECT count(DISTINCT job) FROM sized WHERE start_ns IS NOT NULL"))
 
 
 def _exposure(connection: Any, nodes: int | None, seen: int, begin_ns: int, end_ns: int) -> tuple[float, str]:
@@ -261,10 +279,10 @@ def _exposure(connection: Any, nodes: int | None, seen: int, begin_ns: int, end_
     return (of_jobs, _OF_JOBS) if of_jobs else (max(seen, 1) * days, "nodes that reported")
 
 
-def _symptoms(connection: Any, node_days: float) -> tuple[SymptomRate, ...]:
+def _symptoms(connection: Any, node_days: float, counted: str) -> tuple[SymptomRate, ...]:
     rows = _rows(
         connection,
-        "SELECT symptom, sum(count)::BIGINT FROM of_symptoms GROUP BY symptom ORDER BY 2 DESC, 1",
+        f"SELECT symptom, sum({counted})::BIGINT FROM of_symptoms GROUP BY symptom ORDER BY 2 DESC, 1",
     )
     return tuple(SymptomRate(symptom, rate_of(count, node_days)) for symptom, count in rows)
 
@@ -275,8 +293,8 @@ def _sizes(connection: Any) -> tuple[SizeClass, ...]:
         connection,
         f"""
         WITH ran AS (
-          SELECT {size}, sum(started)::BIGINT AS jobs, sum(hours) AS hours, sum(node_days) AS days FROM summed
-          WHERE started > 0 GROUP BY size
+          SELECT {size}, sum(attempts)::BIGINT AS attempts, sum(hours) AS hours, sum(node_days) AS days FROM summed
+          WHERE attempts > 0 GROUP BY size
         ), broke AS (
           SELECT {size}, count(*) AS failures,
                  sum(lost_s / 3600 * gpus) AS lost
@@ -284,18 +302,18 @@ def _sizes(connection: Any) -> tuple[SizeClass, ...]:
         ), pushed AS (
           SELECT {size}, sum(lost_s / 3600 * gpus) AS lost FROM cascades GROUP BY size
         )
-        SELECT size, jobs, days, hours, coalesce(failures, 0), coalesce(broke.lost, 0), coalesce(pushed.lost, 0)
+        SELECT size, attempts, days, hours, coalesce(failures, 0), coalesce(broke.lost, 0), coalesce(pushed.lost, 0)
         FROM ran LEFT JOIN broke USING (size) LEFT JOIN pushed USING (size) ORDER BY size
         """,
     )
     found = []
-    for gpus, jobs, days, hours, failures, lost, pushed in rows:
+    for gpus, attempts, days, hours, failures, lost, pushed in rows:
         rate = rate_of(failures, hours) if hours > 0 else None  # of jobs, per hour
         known = rate is not None and failures > 0
         found.append(
             SizeClass(
                 gpus,
-                jobs,
+                attempts,
                 days,
                 failures,
                 1 / rate.per_node_day if known and rate else None,
@@ -319,72 +337,27 @@ def _large_jobs(connection: Any) -> LargeJobs | None:
     return LargeJobs(LARGE_JOB_GPUS, rate_of(failures, days), unattributed)
 
 
-def _cascades(connection: Any) -> tuple[Cascade, ...]:
-    rows = _rows(
+def _cascades(connection: Any) -> tuple[Any, ...]:
+    return _rows(
         connection,
         f"""
         SELECT failures.job, count(*) AS failed, max(failures.gpus),
-               coalesce(any_value(pushed.jobs), 0) AS jobs, coalesce(any_value(pushed.gpus), 0)
+               coalesce(any_value(pushed.jobs), 0) AS jobs, coalesce(any_value(pushed.gpus), 0)::BIGINT,
+               count(*) OVER ()
         FROM failures LEFT JOIN (
           SELECT instigator, count(*) AS jobs, sum(gpus) AS gpus FROM cascades GROUP BY instigator
         ) AS pushed ON pushed.instigator = failures.job
         GROUP BY failures.job HAVING failed >= {CRASH_LOOP_FAILURES} OR jobs > 0
-        ORDER BY jobs DESC, failed DESC, failures.job LIMIT 20
+        ORDER BY jobs DESC, failed DESC, failures.job LIMIT {MAX_CASCADES}
         """,
     )
-    return tuple(Cascade(job, failed, gpus, jobs, int(pushed)) for job, failed, gpus, jobs, pushed in rows)
 
 
-def _rolling(connection: Any, nodes: int, begin_ns: int, end_ns: int) -> tuple[RollingRates, ...]:
-    """`nodes`: of which each day has as many node-days; 0: those of jobs."""
-    first, last = begin_ns // DAY_NS, end_ns // DAY_NS
-    per_day = [float(nodes)] * (last - first + 1) if nodes else _per_day(connection, first, last, end_ns)
-    counts: dict[str, list[int]] = {}
-    for symptom, day, count in _rows(
-        connection,
-        "SELECT symptom, day, count FROM of_symptoms",
-    ):
-        counts.setdefault(symptom, [0] * len(per_day))[day - first] = count
-    most = sorted(counts, key=lambda symptom: (-sum(counts[symptom]), symptom))
-    return tuple(_rolled(symptom, counts[symptom], per_day, first) for symptom in most)
-
-
-def _per_day(connection: Any, first: int, last: int, end_ns: int) -> list[float]:
-    """Node-days of jobs: of those that run when a day begins all of it; then those that start add the rest of the day,
-    and those that end take it away."""
-    changes = [(0, 0.0)] * (last - first + 2)
-    parts_of_node = _one(connection, "SELECT coalesce(any_value(parts_of_node), 1) FROM sized")
-    for sign, time in ((1, "start_ns"), (-1, f"coalesce(end_ns, {end_ns})")):
-        for day, count, rest in _rows(
-            connection,
-            f"""SELECT time_ns // {DAY_NS} AS day, sum(parts)::BIGINT,
-                       sum(parts * (({DAY_NS} - time_ns % {DAY_NS}) / {DAY_NS}))
-                FROM (SELECT parts, {time} AS time_ns FROM sized WHERE start_ns < coalesce(end_ns, {end_ns}))
-                GROUP BY day""",
-        ):
-            parts, days = changes[day - first]
-            changes[day - first] = (parts + sign * count, days + sign * rest)
-    per_day, running = [], 0
-    for parts, days in changes[:-1]:
-        per_day.append(round((running + days) / parts_of_node, 9))  # rounded: differences that are nothing are 0
-        running += parts
-    return per_day
-
-
-def _rolled(symptom: str, counts: list[int], per_day: list[float], first: int) -> RollingRates:
-    rates = []
-    for end in range(1, len(counts) + 1):
-        begin = max(0, end - ROLLING_DAYS)
-        days = math.fsum(per_day[begin:end])
-        rates.append(1000 * sum(counts[begin:end]) / days if days > 0 else 0.0)
-    return RollingRates(symptom, tuple(range(first, first + len(counts))), tuple(rates))
-
-
-def _introductions(connection: Any, begin_ns: int) -> tuple[CheckIntroduction, ...]:
+def _introductions(connection: Any, begin_ns: int) -> tuple[Any, ...]:
     """Those after the first day: what was there from the beginning has not been introduced."""
-    rows = _rows(
+    return _rows(
         connection,
-        f"""SELECT "check", min(time_ns) // {DAY_NS} AS day FROM events WHERE "check" <> '' GROUP BY "check"
+        f"""SELECT "check", min(time_ns) // {DAY_NS} AS day, count(*) OVER ()
+            FROM events WHERE "check" <> '' GROUP BY "check"
             HAVING min(time_ns) >= {begin_ns + DAY_NS} ORDER BY day, "check" LIMIT {_MAX_ROWS}""",
     )
-    return tuple(CheckIntroduction(*row) for row in rows)

@@ -3,10 +3,13 @@ evidence, and preemptions that failures caused.
 
 incidents   counts by symptom, cause and day of the first report: an incident of a node is over when it has reported
             nothing of that cause for an hour, so a fault that is reported for days is one
-of_symptoms severe ones by symptom and day, whatever their cause: two Xids of one fault are one incident
+of_symptoms severe ones by symptom and day, whatever their cause: two Xids of one fault are one incident; `beside`:
+            those of `job_time`
+job_time    the time in which jobs are known to have run, from the first start to the last end; one row
 used_again  attempts with the number of an earlier job, of the same source or another
 sized       `jobs` with the GPUs of all, and numbers that were used again as other jobs; `parts` of nodes that they
-            took, of which a node has `parts_of_node`: jobs that share a node take it once
+            took, of which a node has `parts_of_node`: jobs that share a node take it once; `until_ns`: their end, or
+            until when they are known to have run
 failures    jobs that ended with NODE_FAIL, or FAILED or REQUEUED while a node of theirs reported something of high
             severity from 10 minutes before to 5 after (paper, III), with the most specific symptom, its cause, the node
             that reported it, and when; `lost_s`: seconds of which the work is lost
@@ -16,14 +19,14 @@ cascades    PREEMPTED jobs whose nodes an attempt took that was started because 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any, Final
 
 from fireflyer.analytics.reliability.arrow_values import array_of
-from fireflyer.analytics.reliability.node_lists import expand_node_list
+from fireflyer.analytics.reliability.known_time import until_of
+from fireflyer.analytics.reliability.node_lists import names_of
 from fireflyer.analytics.reliability.rows import FAILED_STATES
-from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
 __all__ = ["AFTER_NS", "BEFORE_NS", "DAY_NS", "LOST_AT_MOST_S", "SPECIFIC_FIRST", "prepare", "prepare_failures"]
@@ -42,6 +45,8 @@ _GRACE_NS: Final = 300 * SECOND
 """A preempted job ends at most this long before the other starts, or a minute after."""
 _MINUTE_NS: Final = 60 * SECOND
 _BATCH: Final = 1 << 17
+MAX_CACHED_NAMES: Final = 2_000_000
+"""Of nodes of lists that are compared: some 200 MB."""
 
 SPECIFIC_FIRST: Final = (
     "pcie", "gpu_memory", "nvlink", "gpu_unavailable", "ib_link", "block_device", "main_memory", "platform_management",
@@ -52,9 +57,13 @@ SPECIFIC_FIRST: Final = (
 
 def prepare(connection: Any, *, gpus_per_node: int) -> bool:
     """Makes all of them; False where some preemptions were left out, as there are more than `MAX_PAIRS`."""
+    prepare_failures(connection, gpus_per_node=gpus_per_node)
+    connection.execute(
+        "CREATE TABLE job_time AS SELECT min(start_ns) AS begin_ns, max(until_ns) AS end_ns FROM sized "
+        "WHERE start_ns IS NOT NULL"
+    )
     _count_incidents(connection, "incidents", "symptom, cause", "severity <> 'ok'")
     _count_incidents(connection, "of_symptoms", "symptom", "severity NOT IN ('ok', 'warn') AND NOT user_made")
-    prepare_failures(connection, gpus_per_node=gpus_per_node)
     return _find_cascades(connection)
 
 
@@ -69,7 +78,9 @@ def _count_incidents(connection: Any, table: str, kind: str, of: str) -> None:
         ), gaps AS (
           SELECT *, first_ns - lag(last_ns) OVER (PARTITION BY node, {kind} ORDER BY first_ns) AS gap_ns FROM hours
         )
-        SELECT {kind}, first_ns // {DAY_NS} AS day, count(*) AS count FROM gaps
+        SELECT {kind}, first_ns // {DAY_NS} AS day, count(*) AS count,
+               count(*) FILTER (first_ns BETWEEN begin_ns AND end_ns + {AFTER_NS}) AS beside
+        FROM gaps, job_time
         WHERE gap_ns IS NULL OR gap_ns > {_HOUR_NS} GROUP BY {kind}, day
         """
     )
@@ -120,7 +131,7 @@ def prepare_failures(connection: Any, *, gpus_per_node: int, since_ns: int = 0) 
         f"""
         CREATE VIEW sized AS
         SELECT * EXCLUDE (uses) REPLACE ({gpus} AS gpus, if(uses IS NULL, job, job || '/' || (uses + 1)) AS job),
-               least({whole}, {gpus}) AS parts, {gpus_per_node} AS parts_of_node
+               least({whole}, {gpus}) AS parts, {gpus_per_node} AS parts_of_node, {until_of(connection)} AS until_ns
         FROM (SELECT * REPLACE (coalesce(source, '') AS source) FROM jobs)
              LEFT JOIN used_again USING (job, source, "user", start_ns)
         """
@@ -208,13 +219,14 @@ def _find_cascades(connection: Any) -> bool:
         """
     )
     found: dict[int, tuple[int, str]] = {}  # the first restart that took one of its nodes
+    sets = _NodeSets()
     seen = 0
     while rows := pairs.fetchmany(_BATCH):
         seen += len(rows)
         for preempted, its_nodes, other_nodes, *restart in rows:
             earliest = found.get(preempted)
             is_first = earliest is None or tuple(restart) < earliest
-            if is_first and not _set_of(its_nodes).isdisjoint(_set_of(other_nodes)):
+            if is_first and not sets.of(its_nodes).isdisjoint(sets.of(other_nodes)):
                 found[preempted] = (restart[0], restart[1])
     columns: dict[str, list[Any]] = {
         "id": list(found),
@@ -228,17 +240,23 @@ def _find_cascades(connection: Any) -> bool:
     return seen <= MAX_PAIRS
 
 
-@lru_cache(maxsize=20_000)
-def _set_of(node_list: str) -> frozenset[str]:
-    return frozenset(_names(node_list))
+class _NodeSets:
+    """The names of lists; those that were used last are kept, of at most `MAX_CACHED_NAMES` names together."""
 
+    def __init__(self) -> None:
+        self._sets: OrderedDict[str, frozenset[str]] = OrderedDict()
+        self.names = 0
 
-def _names(node_list: str) -> tuple[str, ...]:
-    """None where the list cannot be read: such a job has no evidence."""
-    try:
-        return expand_node_list(node_list)
-    except UsageError:
-        return ()
+    def of(self, node_list: str) -> frozenset[str]:
+        found = self._sets.get(node_list)
+        if found is None:
+            found = self._sets[node_list] = frozenset(names_of(node_list))
+            self.names += len(found)
+            while self.names > MAX_CACHED_NAMES:
+                self.names -= len(self._sets.popitem(last=False)[1])
+        else:
+            self._sets.move_to_end(node_list)
+        return found
 
 
 def _expand(connection: Any, table: str) -> None:
@@ -256,7 +274,7 @@ def _expand(connection: Any, table: str) -> None:
 def _batches(lists: Any) -> Iterator[dict[str, list[Any]]]:
     batch: dict[str, list[Any]] = {"node_list": [], "node": []}
     for (node_list,) in iter(lists.fetchone, None):
-        names = _names(node_list)
+        names = names_of(node_list)  # none where it cannot be read: such a job has no evidence
         batch["node_list"] += [node_list] * len(names)
         batch["node"] += names
         if len(batch["node"]) >= _BATCH:

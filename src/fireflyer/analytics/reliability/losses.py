@@ -81,6 +81,8 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeLoss, ...]
     """At most `MAX_NODES_SHOWN`."""
     sizes: tuple[CauseSizeLoss, ...]
+    nodes_left_out: int
+    """Further nodes, of which each lost less."""
 
 
 def losses_of(connection: Any) -> Losses:
@@ -93,7 +95,7 @@ def losses_of(connection: Any) -> Losses:
             GROUP BY symptom, cause ORDER BY sum({total}) DESC, symptom, cause LIMIT {_MAX_CAUSES}"""
     ).fetchall()
     nodes = connection.execute(
-        f"""SELECT culprit, count(*), sum({total}) FROM losses
+        f"""SELECT culprit, count(*), sum({total}), count(*) OVER () FROM losses
             GROUP BY culprit ORDER BY 3 DESC, culprit LIMIT {MAX_NODES_SHOWN}"""
     ).fetchall()
     sizes = connection.execute(
@@ -114,7 +116,8 @@ def losses_of(connection: Any) -> Losses:
             )
             for symptom, cause, count, work, wait, restart, pushed, lost in causes
         ),
-        nodes=tuple(NodeLoss(node=node, failures=count, lost=lost) for node, count, lost in nodes),
+        nodes=tuple(NodeLoss(node=node, failures=count, lost=lost) for node, count, lost, _ in nodes),
+        nodes_left_out=nodes[0][-1] - len(nodes) if nodes else 0,
         sizes=tuple(
             CauseSizeLoss(symptom=symptom, cause=cause, gpus=size, failures=count, lost=lost)
             for symptom, cause, size, count, lost in sizes

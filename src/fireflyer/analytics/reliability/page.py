@@ -10,15 +10,10 @@ from markupsafe import Markup
 
 from fireflyer.analytics.html import load_template
 from fireflyer.analytics.line_chart import MAX_SERIES, Series, line_chart
-from fireflyer.analytics.reliability.characterisation import (
-    ROLLING_DAYS,
-    Characterisation,
-    RollingRates,
-    SizeClass,
-    XidCount,
-)
+from fireflyer.analytics.reliability.characterisation import Characterisation, SizeClass, XidCount
 from fireflyer.analytics.reliability.intervals import Rate
-from fireflyer.analytics.reliability.losses import RESTART_S, Losses
+from fireflyer.analytics.reliability.losses import RESTART_S
+from fireflyer.analytics.reliability.rolling import ROLLING_DAYS, RollingRates
 from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, XID_CLASSES, xid_class
 from fireflyer.analytics.reliability.training_time import TrainingTime
 from fireflyer.base.units import SECOND
@@ -52,9 +47,10 @@ def title_of(symptom: str) -> str:
 def headline(found: Characterisation) -> str:
     """One sentence."""
     days = (found.end_ns - found.begin_ns) / DAY_NS
+    again = f" in {found.attempts:,} attempts" if found.attempts > found.jobs else ""
     said = (
         f"{day_text(found.begin_ns // DAY_NS)} to {day_text(found.end_ns // DAY_NS)}, {days:,.1f} days: "
-        f"{found.jobs:,} jobs, and {found.events:,} events of {found.nodes_seen:,} nodes"
+        f"{found.jobs:,} jobs{again}, and {found.events:,} events of {found.nodes_seen:,} nodes"
     )
     large = found.large_jobs
     if large is None:
@@ -82,10 +78,10 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             "NODE_FAIL, and FAILED or REQUEUED while a node of the job reported something from 10 minutes before its "
             "end to 5 after.",
         ),
-        *_loss_tables(found.losses),
+        *_loss_tables(found),
         Table(
             "Size of jobs",
-            ("GPUs", "jobs", "node-days", "failures", "MTTF, h", "90 % interval", "lost GPU-h", "by preemption"),
+            ("GPUs", "attempts", "node-days", "failures", "MTTF, h", "90 % interval", "lost GPU-h", "by preemption"),
             tuple(_size_row(one) for one in found.sizes),
             f"Lost are {found.lost_gpu_hours:,.1f} GPU-hours of jobs that failed: since the last checkpoint where that "
             "is known, else half an hour of each, or all of a shorter one. "
@@ -108,12 +104,18 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
                 (one.job, f"{one.failures:,}", f"{one.gpus:,}", f"{one.preempted_jobs:,}", f"{one.preempted_gpus:,}")
                 for one in found.cascades
             ),
-            "" if found.complete else "There are more preemptions than were looked at.",
+            " ".join(
+                [
+                    *([] if found.complete else ["There are more preemptions than were looked at."]),
+                    *_left_out(found, "cascades", "jobs, which cost less,"),
+                ]
+            ),
         ),
         Table(
-            "Jobs by state",
-            ("state", "jobs", "GPU-hours"),
-            tuple((one.state, f"{one.jobs:,}", f"{one.gpu_hours:,.1f}") for one in found.states),
+            "Attempts by state",
+            ("state", "attempts", "GPU-hours"),
+            tuple((one.state, f"{one.attempts:,}", f"{one.gpu_hours:,.1f}") for one in found.states),
+            f"Without {found.never_started:,} that never started." if found.never_started else "",
         ),
         Table(
             "Checks that are new",
@@ -126,17 +128,28 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             "Incidents by day",
             ("day", "symptom", "incidents"),
             tuple((day_text(one.day), title_of(one.symptom), f"{one.incidents:,}") for one in found.days),
-            "Of low and high severity; two causes of one symptom within an hour are one.",
+            " ".join(
+                [
+                    "Of low and high severity, the newest first; two causes of one symptom within an hour are one.",
+                    *_left_out(found, "days", "older rows"),
+                ]
+            ),
             numbers=2,
         ),
         Table(
             "Incidents by month and cause",
             ("month", "symptom", "cause", "incidents"),
             tuple((one.month, title_of(one.symptom), one.cause, f"{one.incidents:,}") for one in found.months),
+            " ".join(_left_out(found, "months", "older rows")),
             numbers=3,
         ),
     )
     return tuple(table for table in tables if table.rows)
+
+
+def _left_out(found: Characterisation, name: str, what: str) -> list[str]:
+    count = found.left_out.get(name, 0)
+    return [f"{count:,} {what} are left out, also of --json and --html."] if count else []
 
 
 def render_page(found: Characterisation) -> str:
@@ -155,6 +168,7 @@ def render_page(found: Characterisation) -> str:
         headline=headline(found),
         begin=day_text(first),
         end=day_text(found.end_ns // DAY_NS),
+        notes=found.notes,
         tables=tables_of(found),
         chart=Markup(chart),  # noqa: S704 - the chart escapes every text that it draws
     )
@@ -164,7 +178,8 @@ def _series(rates: RollingRates, first: int) -> Series:
     """From the first whole window on: before it a single incident in few node-days would give the scale."""
     begin = ROLLING_DAYS - 1 if len(rates.days) >= 2 * ROLLING_DAYS else 0
     points = zip(rates.days[begin:], rates.per_1000_node_days[begin:], strict=True)
-    return Series(title_of(rates.symptom), tuple((day - first, rate) for day, rate in points))
+    known = tuple((day - first, rate) for day, rate in points if rate is not None)
+    return Series(title_of(rates.symptom), known)
 
 
 def _xid_tables(xids: tuple[XidCount, ...]) -> tuple[Table, ...]:
@@ -205,7 +220,8 @@ def _sums(xids: Sequence[XidCount]) -> tuple[str, str]:
     return f"{sum(one.incidents for one in xids):,}", f"{sum(one.share for one in xids):.2%}"
 
 
-def _loss_tables(losses: Losses) -> tuple[Table, ...]:
+def _loss_tables(found: Characterisation) -> tuple[Table, ...]:
+    losses = found.losses
     return (
         Table(
             "Lost GPU-hours by cause",
@@ -223,7 +239,9 @@ def _loss_tables(losses: Losses) -> tuple[Table, ...]:
             "Lost GPU-hours by node",
             ("node", "failures", "GPU-hours"),
             tuple((one.node or "none reported", f"{one.failures:,}", _lost(one.lost)) for one in losses.nodes),
-            "Of the failures that the node reported the reason of.",
+            " ".join([
+                "Of the failures that the node reported the reason of.", *_left_out(found, "nodes", "further nodes"),
+            ]),
         ),
         Table(
             "Lost GPU-hours by cause and size of job",
@@ -259,7 +277,7 @@ def _training_row(one: TrainingTime) -> tuple[str, ...]:
 def _size_row(one: SizeClass) -> tuple[str, ...]:
     return (
         _gpus(one.gpus),
-        f"{one.jobs:,}",
+        f"{one.attempts:,}",
         f"{one.node_days:,.1f}",
         f"{one.failures:,}",
         _hours(one.mttf_h),

@@ -10,9 +10,11 @@ from collections import Counter
 from typing import Any, Final
 
 from fireflyer.analytics.reliability.failures import DAY_NS, prepare_failures
+from fireflyer.analytics.reliability.known_time import table_span
 from fireflyer.analytics.reliability.lemons import WINDOW_DAYS, NodeSignals
-from fireflyer.analytics.reliability.node_lists import expand_node_list
-from fireflyer.analytics.reliability.rows import MAX_NODES_OF_A_JOB, TICKET
+from fireflyer.analytics.reliability.node_lists import names_of
+from fireflyer.analytics.reliability.observed_days import MAX_FLEET, fleet_days
+from fireflyer.analytics.reliability.rows import TICKET
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
@@ -23,54 +25,30 @@ TOGETHER_NS: Final = 600 * SECOND
 TOGETHER_NODES: Final = 5
 TOGETHER_SHARE: Final = 0.01
 """Of the fleet, at least `TOGETHER_NODES`: more nodes than these within `TOGETHER_NS` share the fault."""
-MAX_FLEET: Final = 1_000_000
 
 
 def node_signals(
     connection: Any, *, days: int = WINDOW_DAYS, nodes: int | None = None, gpus_per_node: int = 8
 ) -> list[NodeSignals]:
     """Of all nodes that jobs ran on or that reported anything, in the last `days` that the tables have, or in all of
-    their time where that is shorter; nodes beyond those, up to `nodes`, had nothing. Tickets are those of the
-    platform's repairs. Raises `UsageError` for empty tables, and for more than `MAX_FLEET` nodes."""
-    ((first_ns, end_ns),) = connection.execute(
-        """SELECT min(first), max(last) FROM (
-             SELECT min(start_ns) AS first, greatest(max(start_ns), max(end_ns)) AS last FROM jobs
-             UNION ALL SELECT min(time_ns), max(time_ns) FROM events)"""
-    ).fetchall()
-    if end_ns is None:
-        raise UsageError("the tables are empty: no job has started, and no node has reported anything")
+    their time where that is shorter; a node that has joined or left since counts for its own time. Nodes beyond those,
+    up to `nodes`, had nothing. Tickets are those of the platform's repairs. Raises `UsageError` for empty tables, and
+    for more than `MAX_FLEET` nodes."""
+    first_ns, end_ns = table_span(connection)
     begin_ns = max(end_ns - days * DAY_NS, first_ns)
     prepare_failures(connection, gpus_per_node=gpus_per_node, since_ns=begin_ns)
-    fleet = _fleet(connection, begin_ns)
+    there = fleet_days(connection, begin_ns, end_ns)
+    if len(there) > MAX_FLEET:
+        raise UsageError(f"the tables name more than {MAX_FLEET:,} nodes")
+    fleet = sorted(there)
     if nodes is not None:
         fleet += [f"(node {number} without jobs or events)" for number in range(len(fleet), nodes)]
     together = max(TOGETHER_NODES, int(TOGETHER_SHARE * len(fleet)))
     _find_observations(connection, begin_ns, together)
     counts = _counts(connection, begin_ns, len(fleet))
-    observed = max(end_ns - begin_ns, HOUR_NS) / DAY_NS
-    return [NodeSignals(node=node, days=observed, **counts.get(node, {"incidents": 0})) for node in fleet]
-
-
-def _fleet(connection: Any, begin_ns: int) -> list[str]:
-    reporting = connection.execute(f"SELECT DISTINCT node FROM events WHERE time_ns >= {begin_ns}").fetchall()
-    names = {node for (node,) in reporting}  # not expanded: a name in a log is no list
-    lists = connection.cursor().execute(
-        f"SELECT DISTINCT node_list FROM jobs WHERE start_ns IS NOT NULL AND coalesce(end_ns, start_ns) >= {begin_ns}"
-    )
-    for (node_list,) in iter(lists.fetchone, None):
-        names.update(_names(node_list))
-        if len(names) > MAX_FLEET:
-            break
-    if len(names) > MAX_FLEET:
-        raise UsageError(f"the tables name more than {MAX_FLEET:,} nodes")
-    return sorted(names - {""})
-
-
-def _names(node_list: str, limit: int = MAX_NODES_OF_A_JOB) -> tuple[str, ...]:
-    try:
-        return expand_node_list(node_list, limit=limit)
-    except UsageError:
-        return ()
+    whole = max(end_ns - begin_ns, HOUR_NS) / DAY_NS
+    own = {node: min(whole, span[1] - span[0] + 1.0) for node, span in there.items() if span is not None}
+    return [NodeSignals(node=node, days=own.get(node, whole), **counts.get(node, {"incidents": 0})) for node in fleet]
 
 
 def _find_observations(connection: Any, begin_ns: int, together: int) -> None:
@@ -117,8 +95,8 @@ def _counts(connection: Any, begin_ns: int, fleet: int) -> dict[str, dict[str, i
     keys = ("incidents", "xid_cnt", "out_count", "multi_node_node_fails", "single_node_node_fails")
     counts = {node: dict(zip(keys, values, strict=True)) for node, *values in rows}
     jobs = connection.execute(
-        f"SELECT node_list, count(*) FROM jobs WHERE nodes = 1 AND start_ns IS NOT NULL "
-        f"AND coalesce(end_ns, start_ns) >= {begin_ns} GROUP BY node_list"
+        f"SELECT node_list, count(*) FROM sized WHERE nodes = 1 AND start_ns IS NOT NULL "
+        f"AND until_ns >= {begin_ns} GROUP BY node_list"
     ).fetchall()
     for node, count in jobs:
         counts.setdefault(node, {"incidents": 0})["single_node_jobs"] = count
@@ -143,11 +121,11 @@ def _counts(connection: Any, begin_ns: int, fleet: int) -> dict[str, dict[str, i
 
 def _exclusions(connection: Any, begin_ns: int, fleet: int) -> Counter[str]:
     lists = connection.cursor().execute(
-        "SELECT excluded, count(DISTINCT job) FROM jobs WHERE excluded <> '' "
-        f"AND coalesce(end_ns, submit_ns) >= {begin_ns} GROUP BY excluded"
+        "SELECT excluded, count(DISTINCT job) FROM sized WHERE excluded <> '' "
+        f"AND coalesce(until_ns, end_ns, submit_ns) >= {begin_ns} GROUP BY excluded"
     )
     found: Counter[str] = Counter()
     for excluded, count in iter(lists.fetchone, None):
-        for node in _names(excluded, fleet):
+        for node in names_of(excluded, limit=fleet):
             found[node] += count
     return found

@@ -35,12 +35,13 @@ class TrainingTime(msgspec.Struct, frozen=True):
     goodput: float
 
 
-def training_time(connection: Any, *, end_ns: int) -> TrainingTime | None:
-    """None where no job has run. `prepare` has made its tables. An attempt without an end runs until `end_ns`."""
+def training_time(connection: Any) -> TrainingTime | None:
+    """None where no job has run. `prepare` has made its tables. An attempt without an end runs for as long as is
+    known."""
     ((jobs, attempts, gpu_hours, lost, wall),) = connection.execute(
         f"""
         WITH attempts AS (
-          SELECT job, start_ns, coalesce(end_ns, {end_ns}) AS end_ns, gpus
+          SELECT job, start_ns, until_ns AS end_ns, gpus
           FROM sized WHERE start_ns IS NOT NULL
         ), runs AS (
           SELECT job, count(*) AS attempts, max(gpus) * ((max(end_ns) - min(start_ns)) / {_HOUR_NS}) AS wall,

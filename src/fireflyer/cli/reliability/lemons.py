@@ -54,19 +54,23 @@ def lemons_command(*, directory: str, days: int, nodes: int | None, false_share:
                    as_json: bool) -> int:  # fmt: skip
     """Propose nodes to take out and to test, with the reasons, the most probable first. Nothing is done to them: take
     one out with `ff node drain NODE`, or with your scheduler."""
+    from fireflyer.analytics.reliability.coverage import name_notes
     from fireflyer.analytics.reliability.lemons import find_lemons
     from fireflyer.analytics.reliability.signals import node_signals
     from fireflyer.analytics.reliability.tables import open_tables
 
     with open_tables(directory) as tables:
         fleet = node_signals(tables, days=days, nodes=nodes, gpus_per_node=gpus_per_node)
+        notes = name_notes(tables)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
     report = find_lemons(fleet, false_share=false_share)
     if as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
         return 0
-    _print(report, fleet[0].days)
+    _print(report, max(one.days for one in fleet))
     return 0
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["directory_argument", "nodes_option", "report_command"]
 
 _TERMINAL_ROWS = 40
-"""Of a table; the page has all."""
+"""Of a table; the page has more."""
 
 directory_argument = click.argument("directory", metavar="DIRECTORY", shell_complete=complete_directory)
 nodes_option = click.option(
@@ -91,6 +91,8 @@ def _print(found: Characterisation) -> None:
 
     console = stdout_console()
     console.print(Text(headline(found)))
+    for note in found.notes:
+        console.print(Text(f"note: {note}"))
     for one in tables_of(found):
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for number, heading in enumerate(one.headings):
@@ -101,6 +103,6 @@ def _print(found: Characterisation) -> None:
         console.print(Text(one.title, style="bold"))
         console.print(table)
         left = len(one.rows) - _TERMINAL_ROWS
-        notes = [one.note] * bool(one.note) + [f"{left} more rows; --html or --json has all"] * (left > 0)
+        notes = [one.note] * bool(one.note) + [f"{left} more rows in --html and --json"] * (left > 0)
         for note in notes:
             console.print(Text(note, style="bright_black"))
