@@ -44,7 +44,7 @@ def poison(rank: int, at: int) -> None:
         if (one.env.rank, step) != (rank, at):
             take_step(one, loop, step)
             return
-        parameter = next(one.arrangement.module.parameters())
+        parameter = next(one.arrangement.layers.parameters())  # checkpoints may hold rows of it alone
         handle = parameter.register_hook(lambda gradient: gradient * math.nan)
         take_step(one, loop, step)
         handle.remove()

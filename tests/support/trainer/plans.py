@@ -66,7 +66,10 @@ STARTS: Final[dict[str, dict[str, Case]]] = {
     "experts with zero 1": {
         "ep2 with zero 1": (DEEPSEEK, {"shard": 4, "zero": 1, "expert": 2}),
         "ep4 with zero 1": (DEEPSEEK, {"shard": 4, "zero": 1, "expert": 4}),
-        "ep2xpp2 with zero 1": (DEEPSEEK, {"pipeline": 2, "shard": 2, "zero": 1, "expert": 2}),
+        "ep2xpp2, dualpipe with zero 1": (
+            DEEPSEEK,
+            {"pipeline": 2, "schedule": "dualpipe", "shard": 2, "zero": 1, "expert": 2},
+        ),
     },
     "four stages": {f"pp4, {name}": (DEEP, {"pipeline": 4, **schedule}) for name, schedule in SCHEDULES.items()},
     # DTensor keeps what it has planned for an equal mesh, with the groups of that one.
