@@ -32,7 +32,7 @@ class DataState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     sampler: MixtureState
     identities: dict[str, str]
-    """Digest of each source, by its name."""
+    """Digest of each source, by its name; also of those that were left out."""
 
 
 class TrainingData:
@@ -43,6 +43,8 @@ class TrainingData:
         self.sampler = sampler
         self.identities = identities
         """Digest of each source, by its name."""
+        self._absent_identities: dict[str, str] = {}
+        """Of sources that were left out, which the sampler goes on with when they come back."""
         self._items: Concatenation[Sample] = Concatenation(windows)
         self._loader: PrefetchLoader | None = None
         self._position = 0
@@ -78,7 +80,8 @@ class TrainingData:
         self._position = position
 
     def state_dict(self) -> dict[str, Any]:
-        saved = DataState(sampler=self.sampler.state(self.position), identities=self.identities)
+        identities = self._absent_identities | self.identities
+        saved = DataState(sampler=self.sampler.state(self.position), identities=identities)
         state: dict[str, Any] = msgspec.to_builtins(saved)
         return state
 
@@ -97,6 +100,9 @@ class TrainingData:
                 )
         self.close()
         self._position = self.sampler.resume(saved.sampler)
+        self._absent_identities = {
+            name: digest for name, digest in saved.identities.items() if name not in self.identities
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,22 @@ def test_other_records_under_a_name_are_refused_and_a_new_name_is_not(tmp_path: 
     opened(tmp_path, data=added).load_state_dict(state)
 
 
+def test_a_source_that_comes_back_must_have_the_records_of_before(tmp_path: Path) -> None:
+    """It goes on where it was, also after a run that was without it."""
+    write_tokens(tmp_path)
+    write_tokens(tmp_path / "changed", ("b", "a"))
+    without = {"sources": [{"name": "a", "path": "a"}]}
+    state = opened(tmp_path).state_dict()
+    for _ in range(2):
+        between = opened(tmp_path, data=without)
+        between.load_state_dict(state)
+        state = between.state_dict()
+    back = {"sources": [{"name": "a", "path": "a"}, {"name": "b", "path": "changed/b"}]}
+    with pytest.raises(UsageError, match="source 'b' has other records than when the run was saved"):
+        opened(tmp_path, data=back).load_state_dict(state)
+    opened(tmp_path).load_state_dict(state)
+
+
 @pytest.mark.parametrize("state", [{}, {"sampler": 1}, {"sampler": {"seed": 1}, "identities": {}}])
 def test_a_state_of_another_program_is_refused(tmp_path: Path, state: dict[str, Any]) -> None:
     write_tokens(tmp_path)
