@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fireflyer.base.errors import DataCorruption, NotFound, PermanentError, UsageError
+from fireflyer.base.errors import DataCorruption, PermanentError, TransientError, UsageError
 from fireflyer.data.read_plan import split_by_bytes
 from fireflyer.data.recordset import RecordSet
+from fireflyer.data.shard_format import ShardInfo
 from fireflyer.data.shard_reader import SEQUENTIAL_BYTES, SEQUENTIAL_RECORDS
 
 __all__ = ["LengthRange", "Lengths", "find_damage", "measure_lengths"]
@@ -58,44 +60,56 @@ def _nothing(_bytes: int, _records: int) -> None:
 
 
 def find_damage(records: RecordSet, advanced: Callable[[int, int], None] = _nothing) -> Iterator[str]:
-    """Reads everything and yields a line for each shard, and each record, that is missing or not what was written; goes
-    on after each. `advanced(bytes, records)` is told what was read. `records` must check always."""
+    """Reads everything and yields a line for each shard, and each record and name, that is missing or not what was
+    written; goes on after each. Of a shard that the storage does not give, which may take minutes to say so, what is
+    left is not tried. `advanced(bytes, records)` is told what was read. `records` must check always."""
     if records.verify != "always":
         raise UsageError(f"verify={records.verify!r}; open the data set with verify='always'")
+    yield from _damaged_shards(_Part(records.shards, records.lengths_of, records.read_batch), advanced)
+    if records.names:
+        yield from _damaged_shards(_Part(records.names, records.lengths_of_names, records.read_names), _nothing)
+
+
+class _Part(NamedTuple):
+    """The records of a data set, or their names."""
+
+    shards: Sequence[ShardInfo]
+    lengths_of: Callable[[int], NDArray[np.int64]]
+    read: Callable[[NDArray[np.int64]], Sequence[object]]
+
+
+def _damaged_shards(part: _Part, advanced: Callable[[int, int], None]) -> Iterator[str]:
     first = 0
-    for number, shard in enumerate(records.shards):
+    for number, shard in enumerate(part.shards):
         try:
-            lengths = records.lengths_of(number)
-        except (DataCorruption, NotFound, PermanentError, UsageError) as error:
+            lengths = part.lengths_of(number)
+        except (DataCorruption, PermanentError, TransientError, UsageError) as error:
             yield str(error)
         else:
-            for begin, end in split_by_bytes(lengths, SEQUENTIAL_BYTES, SEQUENTIAL_RECORDS):
-                yield from _damaged(records, first + begin, first + end)
-                advanced(int(lengths[begin:end].sum()), end - begin)
+            yield from _damaged(part, shard, first, lengths, advanced)
         first += shard.records
-    if records.names:
-        yield from _damaged_names(records)
 
 
-def _damaged(records: RecordSet, first: int, end: int) -> Iterator[str]:
-    """All at once, and where that fails one by one."""
+def _damaged(
+    part: _Part, shard: ShardInfo, first: int, lengths: NDArray[np.int64], advanced: Callable[[int, int], None]
+) -> Iterator[str]:
+    for begin, end in split_by_bytes(lengths, SEQUENTIAL_BYTES, SEQUENTIAL_RECORDS):
+        try:
+            yield from _damaged_records(part, first + begin, first + end)
+        except (PermanentError, TransientError) as error:
+            yield f"{error}; records {begin} to {shard.records - 1} of {shard.name} were not checked"
+            return
+        advanced(int(lengths[begin:end].sum()), end - begin)
+
+
+def _damaged_records(part: _Part, first: int, end: int) -> Iterator[str]:
+    """All at once, and where bytes are wrong by halves. Raises what the storage raises."""
     try:
-        records.read_batch(np.arange(first, end))
-    except (DataCorruption, PermanentError) as error:
+        part.read(np.arange(first, end))
+    except DataCorruption as error:
         if end - first == 1:
             yield str(error)
             return
         middle = (first + end) // 2
-        yield from _damaged(records, first, middle)
-        yield from _damaged(records, middle, end)
-
-
-def _damaged_names(records: RecordSet) -> Iterator[str]:
-    first = 0
-    for shard in records.names:
-        try:
-            for number in range(first, first + shard.records):
-                records.name(number)
-        except (DataCorruption, NotFound, PermanentError, UnicodeDecodeError) as error:
-            yield str(error)
-        first += shard.records
+        yield from _damaged_records(part, first, middle)
+        yield from _damaged_records(part, middle, end)

@@ -134,7 +134,7 @@ class RecordBatch(NamedTuple):
 
     position: int
     records: Sequence[memoryview]
-    """Read-only bytes. They share one buffer, which lives as long as one of them does."""
+    """Read-only bytes. They share a buffer, which lives as long as one of them does."""
 
 
 class RecordLoader(Prefetcher[memoryview, RecordBatch]):

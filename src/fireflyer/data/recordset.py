@@ -4,7 +4,8 @@
         batch = records.read_batch([7, 3_000_000, 12])    # one batch of reads
 
 Shards are opened when they are first needed. How many stay open, with their indexes, is bounded by `max_open_shards`
-and `max_index_bytes`; those that were not used for the longest time are closed.
+and `max_index_bytes`; those that were not used for the longest time are closed. A batch from more shards than that is
+read in several parts, so each thread that reads has no more of them open, either.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fireflyer.base.units import GIB
 from fireflyer.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, decode_manifest
 from fireflyer.data.places import Place, place_of, read_whole
 from fireflyer.data.read_plan import split_by_bytes
-from fireflyer.data.shard_format import ShardInfo
+from fireflyer.data.shard_format import INDEX_ENTRY_BYTES, ShardInfo
 from fireflyer.data.shard_reader import (
     SEQUENTIAL_BYTES,
     SEQUENTIAL_RECORDS,
@@ -191,8 +192,9 @@ class RecordSet:
         return self.read_batch([index])[0]
 
     def read_batch(self, indices: Sequence[int] | _Integers) -> list[memoryview]:
-        """Read-only bytes of each of these records, in their order: one batch of reads, into one buffer that lives as
-        long as one of the views. Raises `IndexError`, and `DataCorruption` naming file and record."""
+        """Read-only bytes of each of these records, in their order: one batch of reads for each `max_open_shards`, into
+        one buffer that lives as long as one of the views. Raises `IndexError`, and `DataCorruption` naming file and
+        record."""
         return self._read(self.shards, indices)
 
     __getitems__ = read_batch
@@ -201,9 +203,16 @@ class RecordSet:
     def name(self, index: int) -> str:
         """Name of record `index`: the path that it was packed from. Raises `IndexError`, `UsageError` where records
         have no names."""
+        return self.read_names([index])[0]
+
+    def read_names(self, indices: Sequence[int] | _Integers) -> list[str]:
+        """Names of these records, in one batch as of `read_batch`. Raises as `name`."""
+        self._require_names()
+        return [bytes(one).decode("utf-8", "surrogateescape") for one in self._read(self.names, indices)]
+
+    def _require_names(self) -> None:
         if not self.names:
             raise UsageError(f"{self.path}: its records have no names; only records of whole files have")
-        return bytes(self._read(self.names, [index])[0]).decode("utf-8", "surrogateescape")
 
     def _read(self, listed: Sequence[ShardInfo], indices: Sequence[int] | _Integers) -> list[memoryview]:
         numbers = check_numbers(indices, len(self), self.path)
@@ -211,8 +220,17 @@ class RecordSet:
             return []
         shards, records = self._locate(numbers)
         wanted, of = np.unique(shards, return_inverse=True)
-        with self._readers().using([listed[shard].name for shard in wanted], self._open_shard) as readers:
-            return read_records(readers, of.reshape(-1), records)
+        of = of.reshape(-1)
+        max_open_shards, max_index_bytes = self._options
+        indexes = np.array([listed[shard].records for shard in wanted], np.int64) * INDEX_ENTRY_BYTES
+        found: list[Any] = [None] * len(numbers)
+        for first, end in split_by_bytes(indexes, max_index_bytes, max_open_shards):
+            mine = np.flatnonzero((of >= first) & (of < end))
+            with self._readers().using([listed[shard].name for shard in wanted[first:end]], self._open_shard) as some:
+                read = read_records(some, of[mine] - first, records[mine])
+            for place, record in zip(mine.tolist(), read, strict=True):
+                found[place] = record
+        return found
 
     def array(self, index: int, dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
         """Record `index` as a read-only array `[n]` of `dtype`. Raises `DataCorruption`."""
@@ -225,7 +243,16 @@ class RecordSet:
 
     def lengths_of(self, shard: int) -> NDArray[np.int64]:
         """Length of every record of one shard in bytes, int64 `[records of the shard]`."""
-        with self._readers().using([self.shards[shard].name], self._open_shard) as (reader,):
+        return self._lengths_of(self.shards[shard])
+
+    def lengths_of_names(self, shard: int) -> NDArray[np.int64]:
+        """Length of the name of every record of one shard in bytes, int64 `[records of the shard]`. Raises
+        `UsageError` where records have no names."""
+        self._require_names()
+        return self._lengths_of(self.names[shard])
+
+    def _lengths_of(self, listed: ShardInfo) -> NDArray[np.int64]:
+        with self._readers().using([listed.name], self._open_shard) as (reader,):
             return reader.lengths.astype(np.int64)
 
     def __iter__(self) -> Iterator[memoryview]:

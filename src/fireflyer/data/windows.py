@@ -3,23 +3,31 @@
 All records, one after another, are one long row of tokens; sample i is the window of `length` tokens that begins at
 `i * length`, and its target is the same window one token later. Windows cross records; the last one that is not full
 is left out.
+
+A record is read whole, as its checksum covers all of it: a window in a record of 500 MB reads 500 MB. Records of a few
+MB at most are the ones to make.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.units import MIB
+from fireflyer.data.read_plan import split_by_bytes
 from fireflyer.data.recordset import RecordSet
 from fireflyer.data.shard_reader import check_numbers
 
 __all__ = ["TokenWindows"]
 
 _TOKEN = np.dtype("<u2")
+BATCH_BYTES: Final = 64 * MIB
+"""Of records that are in memory at once; more only for a single record that is larger."""
 
 
 class TokenWindows:
@@ -53,34 +61,40 @@ class TokenWindows:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The records of all these windows are read in one batch, each once. Raises `IndexError`, `DataCorruption`."""
+        """The records of all these windows are read together, each once, but no more than `BATCH_BYTES` of them at a
+        time. Raises `IndexError`, `DataCorruption`."""
         wanted = check_numbers(indices, len(self), f"{self.records.path}, windows") * self.length
-        spans = [self._records_of(first, self.length + 1) for first in wanted.tolist()]
-        numbers = sorted({record for span in spans for record in span})
-        found = dict(zip(numbers, self.records.read_batch(numbers), strict=True))
-        samples = []
-        for first, span in zip(wanted.tolist(), spans, strict=True):
-            tokens = torch.from_numpy(self._row(first, self.length + 1, [(at, found[at]) for at in span]))
-            samples.append((tokens[:-1], tokens[1:]))
-        return samples
+        firsts = wanted.tolist()
+        rows = [np.empty(self.length + 1, np.int64) for _ in firsts]
+        begins = np.searchsorted(self._ends, wanted, side="right").tolist()
+        ends = np.searchsorted(self._ends, wanted + self.length, side="right").tolist()
+        pieces = sorted((record, at) for at in range(len(firsts)) for record in range(begins[at], ends[at] + 1))
+        numbers = np.unique(np.array([record for record, _ in pieces], np.int64))
+        done = 0
+        for begin, end in split_by_bytes(self._lengths_of(numbers), BATCH_BYTES, len(numbers)):
+            found = dict(zip(numbers[begin:end].tolist(), self.records.read_batch(numbers[begin:end]), strict=True))
+            while done < len(pieces) and pieces[done][0] in found:
+                record, at = pieces[done]
+                self._put(rows[at], firsts[at], record, found[record])
+                done += 1
+        return [self._sample(row, first) for row, first in zip(rows, firsts, strict=True)]
 
-    def _records_of(self, first: int, count: int) -> range:
-        """Those with tokens of `[first, first + count)`."""
-        begin, end = np.searchsorted(self._ends, [first, first + count - 1], side="right").tolist()
-        return range(begin, end + 1)
+    def _lengths_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """In bytes."""
+        begins = np.where(numbers > 0, self._ends[numbers - 1], 0)
+        return (self._ends[numbers] - begins) * _TOKEN.itemsize
 
-    def _row(self, first: int, count: int, records: Sequence[tuple[int, memoryview]]) -> NDArray[np.int64]:
-        """Tokens `[first, first + count)` of the long row, int64."""
-        row = np.empty(count, np.int64)
-        filled = 0
-        for record, content in records:
-            begin = int(self._ends[record - 1]) if record else 0
-            piece = np.frombuffer(content, _TOKEN)[first + filled - begin :][: count - filled]
-            row[filled : filled + len(piece)] = piece
-            filled += len(piece)
+    def _put(self, row: NDArray[np.int64], first: int, record: int, content: memoryview) -> None:
+        """What a record has of the tokens from `first` on, into the row of them."""
+        offset = int(self._ends[record - 1] if record else 0) - first
+        tokens = np.frombuffer(content, _TOKEN)[max(0, -offset) : len(row) - offset]
+        row[max(0, offset) :][: len(tokens)] = tokens
+
+    def _sample(self, row: NDArray[np.int64], first: int) -> tuple[torch.Tensor, torch.Tensor]:
         if int(row.max()) >= self.vocab_size:
             raise DataCorruption(
                 f"{self.records.path}: token {row.max()} near token {first} of the data set, the vocabulary has "
                 f"{self.vocab_size}: these records were made with another tokenizer"
             )
-        return row
+        tokens = torch.from_numpy(row)
+        return tokens[:-1], tokens[1:]

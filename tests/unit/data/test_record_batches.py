@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.descriptors import only_free
 
 from fireflyer.base.errors import DataCorruption, NotFound, PermanentError, PermissionDenied, UsageError
 from fireflyer.data import RecordLoader, RecordSet, RecordSetWriter, ResumableSampler
 from fireflyer.data.inspection import find_damage, measure_lengths
+from fireflyer.data.places import ATTEMPTS
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.tools.trees import LocalTree
 
@@ -48,6 +50,22 @@ def test_no_more_shards_and_indexes_stay_open_than_agreed(directory: str) -> Non
     with RecordSet(directory, max_index_bytes=1) as records:
         assert [bytes(one) for one in records.read_batch(range(200))] == RECORDS
         assert len(os.listdir("/proc/self/fd")) == before + 1
+
+
+@pytest.mark.parametrize("bounds", [{"max_open_shards": 16}, {"max_index_bytes": 16 * 16}])
+def test_a_batch_from_many_shards_opens_no_more_of_them_than_agreed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: dict[str, int]
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+    wanted = [b"%08d" % number for number in range(300)]
+    with RecordSetWriter(str(tmp_path), shard_bytes=100) as writer:
+        for record in wanted:
+            writer.add(record)
+    order = np.random.default_rng(2).permutation(300)
+    with RecordSet(str(tmp_path), **bounds) as records:  # type: ignore[arg-type]
+        assert len(records.shards) == 300
+        with only_free(18):
+            assert [bytes(one) for one in records.read_batch(order)] == [wanted[at] for at in order]
 
 
 def flip(path: Path, record: bytes) -> None:
@@ -152,6 +170,45 @@ def test_lengths_are_measured_and_damage_is_found(directory: str) -> None:
         assert any(f"{records.shards[shard].name}: record {number} has" in one for one in problems)
     assert any(records.shards[gone].name in one for one in problems)
     assert len(problems) == 4
+
+
+def test_a_shard_that_the_storage_does_not_give_is_asked_for_once(
+    directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt may take half a minute."""
+    real, failed = LocalTree.read_batch, [0]
+    with RecordSet(directory) as records:
+        (wrong,) = (at for at in range(200) if records.locate(at) == (3, 1))
+    flip(Path(directory, "shard-00003.ffr"), RECORDS[wrong])
+
+    def failing(self: LocalTree, reads: Sequence[tuple[Any, int, memoryview]]) -> list[int]:
+        file, offset, _ = reads[0]
+        if os.readlink(f"/proc/self/fd/{file.fileno()}").endswith("shard-00001.ffr") and offset:
+            failed[0] += 1
+            raise file_error(errno.EIO, "no replica answers", "/x")
+        return real(self, reads)
+
+    monkeypatch.setattr(LocalTree, "read_batch", failing)
+    with RecordSet(directory) as records:
+        first, second = find_damage(records)
+        last = records.shards[1].records - 1
+    assert "shard-00001.ffr: no replica answers" in first
+    assert first.endswith(f"; records 0 to {last} of shard-00001.ffr were not checked")
+    assert "shard-00003.ffr: record 1 has CRC32C" in second
+    assert failed == [ATTEMPTS]
+
+
+def test_every_damaged_name_is_found(tmp_path: Path) -> None:
+    with RecordSetWriter(str(tmp_path), named=True) as writer:
+        for at, record in enumerate(RECORDS):
+            writer.add(record, f"name-{at:03}")
+    for at in (3, 4, 150):
+        flip(tmp_path / "names-00000.ffr", b"name-%03d" % at)
+    with RecordSet(str(tmp_path)) as records:
+        problems = list(find_damage(records))
+    assert [one.partition(" has CRC32C")[0] for one in problems] == [
+        f"{tmp_path}/names-00000.ffr: record {at}" for at in (3, 4, 150)
+    ]
 
 
 def test_an_empty_set_has_no_lengths(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.data import RecordSet, RecordSetWriter, TokenWindows
+from fireflyer.data import windows as windows_module
 
 
 def token_set(directory: Path, documents: list[list[int]]) -> RecordSet:
@@ -44,6 +46,30 @@ def test_the_windows_cover_the_row_once(
     for index in (-1, len(windows)):
         with pytest.raises(IndexError):
             windows[index]
+
+
+def test_a_batch_of_windows_has_few_records_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the records are of which each window takes a small part."""
+    row = np.arange(40 * 60) % 60_000
+    records = token_set(tmp_path / "set", [part.tolist() for part in np.split(row, 40)])
+    windows = TokenWindows(records, 7)
+    read: list[int] = []
+    real = RecordSet.read_batch
+
+    def counted(self: RecordSet, indices: Any) -> list[memoryview]:
+        found = real(self, indices)
+        read.append(sum(map(len, found)))
+        return found
+
+    monkeypatch.setattr(RecordSet, "read_batch", counted)
+    monkeypatch.setattr(windows_module, "BATCH_BYTES", 300)
+    wanted = np.random.default_rng(1).permutation(len(windows)).tolist()
+    wanted = [*wanted, wanted[0]]
+    found = windows.__getitems__(wanted)
+    assert max(read) <= 300
+    assert sum(read) == 2 * len(row)
+    assert [tokens.tolist() for tokens, _ in found] == [row[at * 7 :][:7].tolist() for at in wanted]
+    assert [targets.tolist() for _, targets in found] == [row[at * 7 + 1 :][:7].tolist() for at in wanted]
 
 
 def test_tokens_of_another_vocabulary_are_named(tmp_path: Path) -> None:
