@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
+from fireflyer.data import tokenizer as tokenizer_module
 from fireflyer.data.tokenizer import END_OF_TEXT, BpeTokenizer, ByteTokenizer
 from fireflyer.native import crc32c
 
@@ -36,6 +37,15 @@ def test_decode_is_the_inverse_of_encode(data: bytes) -> None:
         assert tokenizer.decode(ids) == data
         assert ids.dtype == np.uint16
         assert END_OF_TEXT not in ids
+
+
+@given(st.lists(st.sampled_from([" ", "\n", "ab", "é", "7", "(", "a" * 45, " " * 90, "\n" * 50]), max_size=60))
+def test_words_are_the_same_wherever_a_text_is_cut_into_pieces(parts: list[str]) -> None:
+    data = "".join(parts).encode()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tokenizer_module, "_PIECE_BYTES", 150)
+        words = [word for some in tokenizer_module._words(data) for word in some]
+    assert words == tokenizer_module._WORD.findall(data)
 
 
 @given(code)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -44,6 +44,9 @@ _MAX_CACHED_WORDS = 1 << 18
 
 # Bounded repeats: merging a word takes time quadratic in its length, and input may be one long run of anything.
 _WORD = re.compile(rb" ?[A-Za-z_\x80-\xff]{1,40}| ?[0-9]{1,3}| ?[^\sA-Za-z0-9_\x80-\xff]{1,40}|\s{1,40}(?!\S)|\s{1,40}")
+_LONGEST = 64
+"""No word, with the byte behind it that decides where it ends, is longer."""
+_PIECE_BYTES = 1 << 16
 
 Pair = tuple[int, int]
 
@@ -105,13 +108,14 @@ class BpeTokenizer:
             raise UsageError(f"vocab_size={vocab_size}; it must be {_FIRST_MERGE} to {MAX_VOCABULARY}")
         words: Counter[bytes] = Counter()
         for text in texts:
-            words.update(_WORD.findall(_as_bytes(text)))
+            for some in _words(_as_bytes(text)):
+                words.update(some)
         return cls(_learn_merges(words, vocab_size - _FIRST_MERGE))
 
     def encode(self, text: str | bytes) -> NDArray[np.uint16]:
         """Token ids of `text`, uint16 `[n]`."""
-        words = _WORD.findall(_as_bytes(text))
-        return np.frombuffer(b"".join(map(self._cache.__getitem__, words)), dtype="<u2").astype(np.uint16)
+        pieces = [b"".join(map(self._cache.__getitem__, words)) for words in _words(_as_bytes(text))]
+        return np.frombuffer(b"".join(pieces), dtype="<u2").astype(np.uint16, copy=False)
 
     def decode(self, ids: ArrayLike) -> bytes:
         """The bytes that `ids` (integers `[n]`) stand for: exactly the input of `encode`. Raises `UsageError`."""
@@ -157,6 +161,18 @@ class ByteTokenizer(BpeTokenizer):
 
     def encode(self, text: str | bytes) -> NDArray[np.uint16]:
         return np.frombuffer(_as_bytes(text), dtype=np.uint8).astype(np.uint16)
+
+
+def _words(text: bytes) -> Iterator[list[bytes]]:
+    """All of them, some at a time: objects of Python for all words of a text would take 20 times its memory."""
+    begin = 0
+    while begin < len(text):
+        end = min(begin + _PIECE_BYTES, len(text))
+        words = _WORD.findall(text, begin, end)
+        begin = end
+        while end < len(text) and begin > end - _LONGEST:  # the cut may have made these end where they do not
+            begin -= len(words.pop())
+        yield words
 
 
 def _as_bytes(text: str | bytes) -> bytes:
