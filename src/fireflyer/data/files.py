@@ -1,7 +1,8 @@
 """Small whole files through the `Disk` port: read with a bound, replaced atomically and durably.
 
-The writer of a new version works under a hidden temporary name (`.name.tmp-N`), syncs it, renames it over the old one
-and syncs the directory. A reader sees the old file or the new one. A crash leaves at most a hidden file behind.
+The writer of a new version works under a hidden temporary name that nobody else has (`.name.tmp-TAG`), syncs it,
+renames it over the old one and syncs the directory. A reader sees the old file or the new one. A crash leaves at most
+a hidden file behind.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import secrets
+from collections.abc import Callable
 
-from fireflyer.base.errors import Busy, DataCorruption, Exists
+from fireflyer.base.errors import DataCorruption, Exists, FireflyerError
 from fireflyer.base.ports import Data, Disk, DiskFile
 from fireflyer.runtime.disk import RealDisk
 
 __all__ = ["create_temporary", "default_disk", "make_directories", "publish", "read_file", "replace_file"]
-
-_MAX_TEMPORARIES = 1000
 
 
 def default_disk(disk: Disk | None) -> Disk:
@@ -24,23 +25,27 @@ def default_disk(disk: Disk | None) -> Disk:
 
 
 def create_temporary(disk: Disk, path: str) -> tuple[str, DiskFile]:
-    """A new file beside `path`, to be renamed to it; its own for this caller, also among several processes."""
+    """A new file beside `path`, to be renamed to it. Its name is never used again, so that no two writers, of which one
+    may think that the other is dead, mean different files by it."""
     directory, name = posixpath.split(path)
-    for number in range(_MAX_TEMPORARIES):
-        temporary = posixpath.join(directory, f".{name}.tmp-{number}")
-        try:
-            return temporary, disk.create(temporary)
-        except Exists:
-            continue
-    raise Busy(f"{path}: {_MAX_TEMPORARIES} old temporary files beside it; remove {directory}/.{name}.tmp-*")
+    temporary = posixpath.join(directory, f".{name}.tmp-{secrets.token_hex(8)}")
+    return temporary, disk.create(temporary)
 
 
 def make_directories(disk: Disk, path: str) -> None:
-    """`path` and what is missing above it; nothing where it is there."""
-    if not disk.is_dir(path):
-        make_directories(disk, posixpath.dirname(path))
+    """`path` and what is missing above it, durably. What is there already may have been made by a process that died
+    before it could sync, so it is synced again, as far as we may."""
+    parent = posixpath.dirname(path)
+    made = not disk.is_dir(path)
+    if parent == path or (not made and disk.durable_names):
+        return
+    make_directories(disk, parent)
+    if made:
         with contextlib.suppress(Exists):
             disk.mkdir(path)
+    if not disk.durable_names:
+        with contextlib.nullcontext() if made else contextlib.suppress(FireflyerError):
+            disk.sync_dir(parent)
 
 
 def publish(disk: Disk, temporary: str, path: str) -> None:
@@ -49,8 +54,11 @@ def publish(disk: Disk, temporary: str, path: str) -> None:
     disk.sync_dir(posixpath.dirname(path))
 
 
-def replace_file(path: str, data: Data, *, disk: Disk | None = None) -> None:
-    """Atomic and durable. Raises `NotFound` (no directory), `NoSpace`; the old file is then still there."""
+def replace_file(
+    path: str, data: Data, *, disk: Disk | None = None, before_publish: Callable[[], None] | None = None
+) -> None:
+    """Atomic and durable. `before_publish` is called when all but the new name is done, and may raise. Raises
+    `NotFound` (no directory), `NoSpace`; the old file is then still there."""
     disk = default_disk(disk)
     path = os.path.abspath(path)
     temporary, file = create_temporary(disk, path)
@@ -60,6 +68,8 @@ def replace_file(path: str, data: Data, *, disk: Disk | None = None) -> None:
             file.fsync()
         finally:
             file.close()
+        if before_publish is not None:
+            before_publish()
         publish(disk, temporary, path)
     except BaseException:
         if disk.exists(temporary):

@@ -10,6 +10,7 @@ i is the name of record i; it is left out where records have no names.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -22,11 +23,12 @@ from fireflyer.data.shard_format import MAX_RECORDS, ShardInfo
 from fireflyer.native import crc32c
 
 __all__ = ["MANIFEST_NAME", "MAX_MANIFEST_BYTES", "MAX_SHARDS", "Manifest", "ManifestBody", "decode_manifest"]
-__all__ += ["encode_manifest", "names_file", "shard_file"]
+__all__ += ["encode_manifest", "is_shard_file", "names_file", "shard_file"]
 
 MANIFEST_NAME: Final = "dataset.json"
 MAX_SHARDS: Final = 1 << 16
 MAX_MANIFEST_BYTES: Final = 64 * MIB
+_SHARD_FILE: Final = re.compile(r"(shard|names)-\d{5}\.ffr")
 _FORMAT = "fireflyer-dataset"
 _ADVICE = "restore it from a copy or rebuild the data set"
 
@@ -50,6 +52,11 @@ def shard_file(number: int) -> str:
 
 def names_file(number: int) -> str:
     return f"names-{number:05d}.ffr"
+
+
+def is_shard_file(name: str) -> bool:
+    """Whether `shard_file` or `names_file` makes such names."""
+    return _SHARD_FILE.fullmatch(name) is not None
 
 
 def encode_manifest(shards: Sequence[ShardInfo], names: Sequence[ShardInfo], meta: Mapping[str, Any]) -> bytes:

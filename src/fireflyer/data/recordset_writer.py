@@ -6,7 +6,7 @@ The manifest is written last, atomically: a directory without it holds no data s
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from fireflyer.base.errors import Exists, NotFound, UsageError
@@ -39,16 +39,20 @@ class RecordSetWriter:
         done: tuple[Sequence[ShardInfo], Sequence[ShardInfo]] = ((), ()),
         disk: Disk | None = None,
         token_file: str | None = None,
+        before_publish: Callable[[], None] | None = None,
     ) -> None:
         """`path`: a directory, or `ff://…`, which must exist and hold no data set yet (`NotFound`, `Exists`). `meta`:
         JSON-able, the caller's. `named`: each record has a name. `done`: shards of records, and of names, that are
-        there already; it goes on after them. `disk`: on which `path` is, instead of what `path` says."""
+        there already; it goes on after them. `disk`: on which `path` is, instead of what `path` says. `before_publish`
+        is called before each file gets its name, and may raise."""
         self._disk, self.directory, self.path = disk_of(path, disk=disk, token_file=token_file)
         self.shard_bytes = shard_bytes
         self.meta = dict(meta or {})
         self.named = named
         self._shards: list[ShardInfo] = list(done[0])
         self._names: list[ShardInfo] = list(done[1])
+        self._records = sum(shard.records for shard in self._shards)
+        self._before_publish = before_publish
         self._writer: ShardWriter | None = None
         self._names_writer: ShardWriter | None = None
         self._open = True
@@ -66,6 +70,11 @@ class RecordSetWriter:
     def names(self) -> tuple[ShardInfo, ...]:
         return tuple(self._names)
 
+    @property
+    def records(self) -> int:
+        """Number of records in the shards that are complete."""
+        return self._records
+
     def fits(self, length: int) -> bool:
         """Whether a record of `length` bytes can be added without beginning another shard."""
         return self._writer is None or not len(self._writer) or self._writer.fits(length)
@@ -82,7 +91,7 @@ class RecordSetWriter:
         if self._writer is None:
             self._begin_shard()
         assert self._writer is not None  # noqa: S101 - made just before
-        number = sum(shard.records for shard in self._shards) + self._writer.add(record)
+        number = self._records + self._writer.add(record)
         if name is not None and self._names_writer is not None:
             self._names_writer.add(name.encode("utf-8", "surrogateescape"))
         return number
@@ -91,9 +100,12 @@ class RecordSetWriter:
         number = len(self._shards)
         if number == MAX_SHARDS:
             raise UsageError(f"{self.path}: more than {MAX_SHARDS} shards; raise shard_bytes={self.shard_bytes}")
-        self._writer = ShardWriter(self._at(shard_file(number)), disk=self._disk, max_bytes=self.shard_bytes)
+        checked = self._before_publish
+        self._writer = ShardWriter(
+            self._at(shard_file(number)), disk=self._disk, max_bytes=self.shard_bytes, before_publish=checked
+        )
         if self.named:
-            self._names_writer = ShardWriter(self._at(names_file(number)), disk=self._disk)
+            self._names_writer = ShardWriter(self._at(names_file(number)), disk=self._disk, before_publish=checked)
 
     def finish_shard(self) -> None:
         """Complete the shard: what was added until now is durable. The next record begins another one."""
@@ -102,12 +114,13 @@ class RecordSetWriter:
             self._names_writer = None
         if self._writer is not None:
             self._shards.append(self._writer.commit())
+            self._records += self._shards[-1].records
             self._writer = None
 
     def commit(self) -> None:
         self.finish_shard()
         manifest = encode_manifest(self._shards, self._names, self.meta)
-        replace_file(self._at(MANIFEST_NAME), manifest, disk=self._disk)
+        replace_file(self._at(MANIFEST_NAME), manifest, disk=self._disk, before_publish=self._before_publish)
         self._open = False
 
     def abort(self) -> None:

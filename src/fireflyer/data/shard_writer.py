@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Callable
 from typing import Final, Self
 
 from fireflyer.base.errors import Exists, UsageError
@@ -37,13 +38,22 @@ class ShardWriter:
     As a context manager it commits at the end and aborts on an exception. Not thread-safe.
     """
 
-    def __init__(self, path: str, *, disk: Disk | None = None, max_bytes: int = MAX_SHARD_BYTES) -> None:
-        """Raises `Exists` if there is a shard at `path`, `NotFound` if its directory is missing, `NoSpace`."""
+    def __init__(
+        self,
+        path: str,
+        *,
+        disk: Disk | None = None,
+        max_bytes: int = MAX_SHARD_BYTES,
+        before_publish: Callable[[], None] | None = None,
+    ) -> None:
+        """`before_publish` is called when all but the name is done, and may raise. Raises `Exists` if there is a shard
+        at `path`, `NotFound` if its directory is missing, `NoSpace`."""
         if not 0 < max_bytes <= MAX_SHARD_BYTES:
             raise UsageError(f"max_bytes={max_bytes}; it must be 1 to {MAX_SHARD_BYTES}")
         self.path = os.path.abspath(path)
         self.max_bytes = max_bytes
         self._disk = default_disk(disk)
+        self._before_publish = before_publish
         self._refuse_existing()
         self._temporary, self._file = create_temporary(self._disk, self.path)
         self._open = True
@@ -104,6 +114,8 @@ class ShardWriter:
             self._flush()
             self._file.fsync()
             self._file.close()
+            if self._before_publish is not None:
+                self._before_publish()
             self._refuse_existing()
             publish(self._disk, self._temporary, self.path)
         except BaseException:

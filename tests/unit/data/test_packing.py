@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -9,65 +10,23 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.support.packing import LINES, Watch, content, files, jsonl, parquet, run
 
-from fireflyer.base.errors import DataCorruption, Exists, Fenced, NotFound, UsageError
+from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermanentError, UsageError
 from fireflyer.data import END_OF_TEXT, BpeTokenizer, RecordSet
 from fireflyer.data import places as places_module
-from fireflyer.data.packing import Encoding, InvalidInput, Packed, PackOptions, encoding_of, pack
+from fireflyer.data.packing import InvalidInput, encoding_of
 from fireflyer.data.packing.packer import MAX_TOLD
 from fireflyer.data.shard_format import largest_record
+from fireflyer.fs.tools.trees import LocalFile
 from fireflyer.runtime.disk import RealDisk
 
 pyarrow = pytest.importorskip("pyarrow")
-LINES = [f"line {number} " * (number % 9) for number in range(120)]
-
-
-class Watch:
-    """Remembers what it is told, and calls `each` after every item."""
-
-    def __init__(self, each: Any = None) -> None:
-        self.total, self.bytes, self.records = 0, 0, 0
-        self.problems: list[str] = []
-        self._each = each
-
-    def begun(self, total_bytes: int, done_bytes: int, records: int) -> None:
-        self.total, self.bytes, self.records = total_bytes, done_bytes, records
-
-    def advanced(self, source_bytes: int, records: int) -> None:
-        self.bytes += source_bytes
-        self.records += records
-        if self._each is not None:
-            self._each(self)
-
-    def skipped(self, problem: str) -> None:
-        self.problems.append(problem)
-
-
-def jsonl(path: Path, values: list[Any]) -> str:
-    path.write_bytes(b"".join(msgspec.json.encode(value) + b"\n" for value in values))
-    return str(path)
 
 
 @pytest.fixture
 def lines(tmp_path: Path) -> str:
     return jsonl(tmp_path / "lines.jsonl", [{"n": number, "text": text} for number, text in enumerate(LINES)])
-
-
-def run(source: str | list[str], target: Path, watch: Watch | None = None, **options: Any) -> Packed:
-    encoding = options.pop("encoding", Encoding())
-    named: dict[str, Any] = {"format": "jsonl", "field": "text", "shard_bytes": 4096}
-    chosen = PackOptions(**named | options)
-    sources = [source] if isinstance(source, str) else source
-    return pack(sources, str(target), encoding, chosen, watch or Watch())
-
-
-def content(target: Path) -> list[bytes]:
-    with RecordSet(str(target)) as records:
-        return [bytes(one) for one in records]
-
-
-def files(target: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in target.iterdir()}
 
 
 def test_a_field_of_each_line_is_a_record(tmp_path: Path, lines: str) -> None:
@@ -111,21 +70,21 @@ def test_each_file_is_a_record_with_its_name(tmp_path: Path) -> None:
 def test_text_becomes_tokens_and_lists_are_tokens_already(tmp_path: Path) -> None:
     tokenizer = BpeTokenizer.train(LINES, 300)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    source = jsonl(tmp_path / "a.jsonl", [{"text": "line 3"}, {"text": [5, 65535]}, {"text": ""}, {"text": []}])
+    values = ["line 3", [5, 299], "", [], [7, END_OF_TEXT]]
+    source = jsonl(tmp_path / "a.jsonl", [{"text": value} for value in values])
     run(source, tmp_path / "set", encoding=encoding_of(str(tmp_path / "tokenizer.json")))
     with RecordSet(str(tmp_path / "set")) as records:
-        rows = [records.array(at, np.dtype("<u2")).tolist() for at in range(4)]
-        assert rows == [[*tokenizer.encode("line 3"), END_OF_TEXT], [5, 65535], [END_OF_TEXT], []]
-        assert records.meta["vocab_size"] == tokenizer.vocab_size
-    run(source, tmp_path / "plain", encoding=encoding_of("bytes", end_of_text=False))
-    assert content(tmp_path / "plain")[0] == np.frombuffer(b"line 3", np.uint8).astype("<u2").tobytes()
-
-
-def parquet(path: Path, columns: dict[str, Any], rows: int = 7) -> str:
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=rows)
-    return str(path)
+        rows = [records.array(at, np.dtype("<u2")).tolist() for at in range(5)]
+        end = [END_OF_TEXT]
+        assert rows == [[*tokenizer.encode("line 3"), *end], [5, 299, *end], end, end, [7, *end]]
+        assert records.meta["vocab_size"] == tokenizer.vocab_size == 300
+    with pytest.raises(InvalidInput, match=r"a\.jsonl:2: field 'text' is a list of .* integers from 0 to 256"):
+        run(source, tmp_path / "other", encoding=encoding_of("bytes"))
+    plain = jsonl(tmp_path / "b.jsonl", [{"text": "line 3"}, {"text": [5]}, {"text": []}])
+    run(plain, tmp_path / "plain", encoding=encoding_of("bytes", end_of_text=False))
+    assert content(tmp_path / "plain") == [np.frombuffer(b"line 3", np.uint8).astype("<u2").tobytes(), b"\5\0", b""]
+    run(jsonl(tmp_path / "c.jsonl", [{"text": [5, 65535]}]), tmp_path / "bytes")
+    assert content(tmp_path / "bytes") == [b"\5\0\xff\xff"]
 
 
 def test_rows_of_parquet_are_records(tmp_path: Path) -> None:
@@ -148,6 +107,10 @@ def test_rows_of_parquet_are_records(tmp_path: Path) -> None:
         (b'{"text":[1,70000]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
         (b'{"text":[1,"a"]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
         (b'{"text":[[1],[2,3]]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
+        (b'{"text":[[]]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
+        (b'{"text":[1,true]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
+        (b'{"text":[1.0]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
+        (b'{"text":[-1]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
         (b'{"text":"\xff"}', r"a\.jsonl:1: is not JSON: "),
         (b'{"text":"\\ud800"}', r"a\.jsonl:1: field 'text' holds half a surrogate pair at character 0"),
         (b"[" * 100_000, r"a\.jsonl:1: is not JSON: "),
@@ -234,6 +197,9 @@ class DyingDisk(RealDisk):
     def mkdir(self, path: str) -> None:
         self._do(super().mkdir, path)
 
+    def rmdir(self, path: str) -> None:
+        self._do(super().rmdir, path)
+
     def exists(self, path: str) -> bool:
         if self.dead:
             raise Killed
@@ -283,18 +249,6 @@ def test_a_pack_that_dies_anywhere_goes_on_to_the_same_data_set(
     assert left > 8
 
 
-def test_of_two_packs_into_one_directory_the_later_goes_on(tmp_path: Path, lines: str) -> None:
-    others: list[Packed] = []
-
-    def interfere(watch: Watch) -> None:
-        if watch.records == 60 and not others:
-            others.append(run(lines, tmp_path / "set"))
-
-    with pytest.raises((Fenced, Exists)):
-        run(lines, tmp_path / "set", Watch(interfere))
-    assert content(tmp_path / "set") == [text.encode() for text in LINES]
-
-
 def test_a_directory_with_foreign_shards_is_left_alone(tmp_path: Path, lines: str) -> None:
     target = tmp_path / "set"
     target.mkdir()
@@ -311,6 +265,47 @@ def test_a_damaged_state_file_is_said(tmp_path: Path, lines: str) -> None:
         (target / ".packing.json").write_bytes(text)
         with pytest.raises(DataCorruption, match=r"\.packing\.json: .*--restart"):
             run(lines, target)
+    run(lines, target, restart=True)
+    assert content(target) == [text.encode() for text in LINES]
+
+
+@pytest.mark.parametrize("place", ["out", "deep/out", "", "link"])
+def test_a_target_among_its_own_inputs_is_none_of_them(tmp_path: Path, place: str) -> None:
+    """So that an interrupted pack finds the inputs of before."""
+    root = tmp_path / "root"
+    (root / "deep").mkdir(parents=True)
+    (root / "real").mkdir()
+    (root / "link").symlink_to(root / "real")
+    for number in range(4):
+        (root / f"{number}").write_bytes(b"x" * 2000)
+
+    def interrupt(watch: Watch) -> None:
+        if watch.records == 3:
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"format": "files", "field": None}
+    with pytest.raises(KeyboardInterrupt):
+        run(str(root), root / place, Watch(interrupt), **options)
+    assert (root / place / "shard-00000.ffr").exists()
+    assert run(str(root), root / place, **options).continued
+    with RecordSet(str(root / place)) as records:
+        assert [records.name(at) for at in range(len(records))] == ["0", "1", "2", "3"]
+
+
+def test_a_read_that_fails_names_its_file(tmp_path: Path, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, reads = LocalFile.read, [0]
+
+    def failing(self: LocalFile, size: int | None = -1) -> bytes:
+        reads[0] += 1
+        if reads[0] == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(self, size)
+
+    monkeypatch.setattr(LocalFile, "read", failing)
+    for form, field in (("jsonl", "text"), ("files", None)):
+        reads[0] = 0
+        with pytest.raises(PermanentError, match=r"lines\.jsonl: the device failed"):
+            run(lines, tmp_path / form, format=form, field=field)
 
 
 def test_misuse_is_refused(tmp_path: Path, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,22 @@ def test_a_set_is_written_once_and_not_halfway(tmp_path: Path, directory: str) -
         RecordSet(str(other))
 
 
+def test_adding_a_record_looks_at_no_finished_shard(tmp_path: Path) -> None:
+    """Of tens of thousands each would be looked at for every record."""
+    looked = [0]
+
+    class Counted:
+        @property
+        def records(self) -> int:
+            looked[0] += 1
+            return 2
+
+    writer = RecordSetWriter(str(tmp_path), done=([Counted()] * 50, []))  # type: ignore[list-item]
+    assert [writer.add(b"x") for _ in range(20)] == list(range(100, 120))
+    writer.suspend()
+    assert looked == [50]
+
+
 def test_a_shard_of_another_set_is_refused(tmp_path: Path, directory: str) -> None:
     other = tmp_path / "other"
     other.mkdir()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from fireflyer.base.errors import NotFound, UsageError
+from fireflyer.data.manifest import MANIFEST_NAME, is_shard_file
 from fireflyer.data.places import Place, place_of, translated
 from fireflyer.fs.tools.trees import Walked, walk
 
@@ -31,16 +33,20 @@ class Input(NamedTuple):
     mtime_ns: int
 
 
-def find_inputs(paths: Sequence[str], format_: Format, *, token_file: str | None = None) -> list[Input]:
+def find_inputs(
+    paths: Sequence[str], format_: Format, *, target: Place | None = None, token_file: str | None = None
+) -> list[Input]:
     """Each file that is named, and all regular files below each directory, in the order of their paths; symbolic links
-    below directories are left out, and hidden names are. Raises `NotFound`, `UsageError`."""
+    below directories are left out, hidden names are, and what a pack into `target` makes there: it is none of the
+    inputs, of which a restart must find the same. Raises `NotFound`, `UsageError`."""
     found: list[Input] = []
     for path in paths:
         place = place_of(path, token_file=token_file)
+        made_in = None if target is None else _below(place, target)
         with translated(f"read {place.name}"):
             before = len(found)
             for one in walk(_tree(place), place.path, follow=True):
-                if _is_wanted(one, format_):
+                if _is_wanted(one, format_) and not _is_made(one, made_in):
                     found.append(_input_of(place, one))
                 if len(found) > MAX_INPUTS:
                     raise UsageError(f"more than {MAX_INPUTS} files; pack them in several data sets")
@@ -62,6 +68,24 @@ def _is_wanted(one: Walked, format_: Format) -> bool:
     if any(part.startswith(".") for part in one.relative.split("/")):
         return False
     return not ENDINGS[format_] or one.relative.endswith(ENDINGS[format_])
+
+
+def _below(place: Place, target: Place) -> str | None:
+    """Where `target` is below `place`, as `Walked.relative` says it; None where it is not."""
+    if place.remote != target.remote or (place.remote and place.files is not target.files):
+        return None
+    above, below = place.path, target.path
+    if not place.remote:
+        above, below = os.path.realpath(above), os.path.realpath(below)
+    if above == below:
+        return ""
+    above = above.rstrip("/") + "/"
+    return below[len(above) :] if below.startswith(above) else None
+
+
+def _is_made(one: Walked, made_in: str | None) -> bool:
+    directory, _, name = one.relative.rpartition("/")
+    return directory == made_in and (is_shard_file(name) or name == MANIFEST_NAME)
 
 
 def _input_of(place: Place, one: Walked) -> Input:

@@ -4,31 +4,29 @@
 
 After each shard the state file says how many shards are there and at which item the next one begins. Whenever the
 packer ends, for whatever reason, the same call goes on there; the shard that was not finished is made again, from the
-same items. Readers see nothing before the manifest is written, which is last.
+same items. Readers see nothing before the manifest is written, which is last. One packer at a time is in a directory
+(`fireflyer.data.packing.claim`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import posixpath
-import re
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from fireflyer.base.errors import Exists, Fenced, FireflyerError, NotFound, UsageError
-from fireflyer.base.ports import Disk
+from fireflyer.base.errors import Exists, FireflyerError, NotFound, UsageError
 from fireflyer.base.units import format_bytes
 from fireflyer.data.files import make_directories
-from fireflyer.data.manifest import MANIFEST_NAME, names_file, shard_file
+from fireflyer.data.manifest import names_file, shard_file
+from fireflyer.data.packing.claim import LOCK_NAME, Claim, alone
 from fireflyer.data.packing.inputs import Format, Input, InputsDigest, find_inputs
 from fireflyer.data.packing.items import InvalidInput, Item, Position
 from fireflyer.data.packing.parquet import read_parquet, require_pyarrow
 from fireflyer.data.packing.readers import read_files, read_jsonl, same_until
-from fireflyer.data.packing.state_file import STATE_NAME, State, load_state, save_state
+from fireflyer.data.packing.state_file import STATE_NAME, State
 from fireflyer.data.packing.values import Encoding
 from fireflyer.data.places import disk_of, place_of
 from fireflyer.data.recordset_writer import DEFAULT_SHARD_BYTES, RecordSetWriter
@@ -37,10 +35,6 @@ from fireflyer.data.shard_reader import ShardReader
 
 __all__ = ["Observer", "PackOptions", "Packed", "pack"]
 
-_PARTS: Final = re.compile(
-    r"(shard|names)-\d{5}\.ffr|\.(shard|names)-\d{5}\.ffr\.tmp-\d+|\.dataset\.json\.tmp-\d+|\.\.packing\.json\.tmp-\d+"
-)
-"""What a packer makes, but for what is there when it has ended well."""
 MAX_TOLD: Final = 100
 """Of inputs that are left out, how many are told."""
 
@@ -75,20 +69,29 @@ class Observer(Protocol):
 
 
 def pack(paths: Sequence[str], target: str, encoding: Encoding, options: PackOptions, observer: Observer) -> Packed:
-    """`paths`: files and directories; both they and `target` may be `ff://…`. The directory `target` is made. Raises
-    `InvalidInput`, `Exists` where it holds a data set, `UsageError`, `NotFound`, `NoSpace`."""
+    """`paths`: files and directories; both they and `target` may be `ff://…`. The directory `target` is made; it may
+    be below one of `paths`. Raises `InvalidInput`, `Exists` where it holds a data set, `Busy` where another pack into
+    it is running, `UsageError`, `NotFound`, `NoSpace`."""
     _check(options)
-    inputs = find_inputs(paths, options.format, token_file=options.token_file)
+    place = place_of(target, token_file=options.token_file)
+    inputs = find_inputs(paths, options.format, target=place, token_file=options.token_file)
     disk, directory, shown = disk_of(target, token_file=options.token_file)
     if disk.exists(directory) and not disk.is_dir(directory):
         raise Exists(f"{shown} is a file; the data set needs a directory, which is made: give a new one")
     made = not disk.exists(directory)
     make_directories(disk, directory)
-    if MANIFEST_NAME in disk.list(directory):
-        with contextlib.suppress(NotFound):
-            disk.remove(posixpath.join(directory, STATE_NAME))  # of a packer that ended just after the manifest
-        raise Exists(f"{shown} holds a data set already; choose another directory")
-    return _Packer(inputs, target, (disk, directory, shown), encoding, options, observer, made=made).run()
+    claim = Claim(disk, directory, shown)
+    if not {STATE_NAME, LOCK_NAME}.intersection(disk.list(directory)):
+        claim.refuse_finished()  # without a lock: it may be one that nobody may write to
+    try:
+        with alone(disk, directory, shown):
+            claim.refuse_finished()
+            return _Packer(inputs, target, claim, encoding, options, observer).run()
+    except BaseException:
+        if made:
+            with contextlib.suppress(FireflyerError):  # it is not empty
+                disk.rmdir(directory)
+        raise
 
 
 def _check(options: PackOptions) -> None:
@@ -105,20 +108,15 @@ class _Packer:
         self,
         inputs: Sequence[Input],
         target: str,
-        place: tuple[Disk, str, str],
+        claim: Claim,
         encoding: Encoding,
         options: PackOptions,
         observer: Observer,
-        *,
-        made: bool,
     ) -> None:
-        self._inputs, self._target = inputs, target
-        self._disk, self._directory, self._shown = place
+        self._inputs, self._target, self._claim = inputs, target, claim
         self._encoding, self._options, self._observer = encoding, options, observer
-        self._owner = uuid.uuid4().hex
         self._options_digest = self._digest_options()
         self._digest = InputsDigest(inputs)
-        self._made = made
         self._skipped = 0
         self._read_bytes = 0
 
@@ -132,20 +130,22 @@ class _Packer:
             named=self._options.format == "files",
             done=self._finished(begun.shards),
             token_file=self._options.token_file,
+            before_publish=self._claim.require_mine,
         )
         try:
             self._fill(writer, begun.position)
             writer.meta.update(self._meta())
-            self._require_mine()
             writer.commit()
-        except BaseException:
+        except BaseException as error:
             writer.suspend()
-            if not writer.shards:
-                self._forget()
+            if isinstance(error, NotFound):  # who has taken over removes our temporary files
+                self._claim.require_mine()
+            if not writer.shards and not writer.names:
+                self._claim.forget()
             raise
-        self._disk.remove(self._at(STATE_NAME))
+        self._claim.remove_state()
         return Packed(
-            sum(one.records for one in writer.shards),
+            writer.records,
             sum(one.data_bytes for one in writer.shards),
             len(writer.shards),
             self._skipped,
@@ -210,27 +210,23 @@ class _Packer:
     # --- how far it is ---
 
     def _begin(self) -> State:
-        path = self._at(STATE_NAME)
-        state = load_state(self._disk, path, f"{self._shown}/{STATE_NAME}")
         fresh = State(
-            owner=self._owner, options=self._options_digest, inputs=InputsDigest(()).of_first(0), shards=0,
+            owner=self._claim.owner, options=self._options_digest, inputs=InputsDigest(()).of_first(0), shards=0,
             records=0, skipped=0, source_bytes=0, position=Position(),
         )  # fmt: skip
-        if state is None:
-            for name in self._disk.list(self._directory):
-                if _PARTS.fullmatch(name) and not name.startswith("."):
-                    raise Exists(f"{self._shown} holds {name}, which is of no data set; choose an empty directory")
-        elif self._options.restart:
-            state = None
-        else:
+        if self._options.restart and self._claim.has_state():
+            begun = fresh
+        elif (state := self._claim.load()) is not None:
             self._require_same(state)
-        begun = fresh if state is None else msgspec.structs.replace(state, owner=self._owner)
-        save_state(self._disk, path, begun)
-        self._remove_parts(begun.shards)
+            begun = msgspec.structs.replace(state, owner=self._claim.owner)
+        else:
+            self._claim.require_no_shards()
+            begun = fresh
+        self._claim.take_over(begun)
         return begun
 
     def _require_same(self, state: State) -> None:
-        what = f"{self._shown} holds an unfinished data set"
+        what = f"{self._claim.shown} holds an unfinished data set"
         if state.options != self._options_digest:
             raise UsageError(
                 f"{what} that was begun with other inputs or options; repeat that command, or begin anew with --restart"
@@ -260,39 +256,17 @@ class _Packer:
         return self._digest.of_first(end)
 
     def _note(self, writer: RecordSetWriter, position: Position) -> None:
-        self._require_mine()
         state = State(
-            owner=self._owner,
+            owner=self._claim.owner,
             options=self._options_digest,
             inputs=self._inputs_digest(position),
             shards=len(writer.shards),
-            records=sum(one.records for one in writer.shards),
+            records=writer.records,
             skipped=self._skipped,
             source_bytes=self._read_bytes,
             position=position,
         )
-        save_state(self._disk, self._at(STATE_NAME), state)
-
-    def _require_mine(self) -> None:
-        state = load_state(self._disk, self._at(STATE_NAME), f"{self._shown}/{STATE_NAME}")
-        if state is None or state.owner != self._owner:
-            raise Fenced(f"{self._shown}: another pack into this directory has begun; this one ends")
-
-    def _remove_parts(self, shards: int) -> None:
-        """What is left of a packer that ended: shards that it did not count, and temporary files."""
-        kept = {shard_file(number) for number in range(shards)} | {names_file(number) for number in range(shards)}
-        for name in self._disk.list(self._directory):
-            if _PARTS.fullmatch(name) and name not in kept:
-                self._disk.remove(self._at(name))
-
-    def _forget(self) -> None:
-        """Nothing was packed, so that there is nothing to go on with: a command that was wrong is corrected."""
-        with contextlib.suppress(FireflyerError):
-            self._require_mine()
-            self._remove_parts(0)
-            self._disk.remove(self._at(STATE_NAME))
-            if self._made and not self._disk.list(self._directory):
-                self._disk.rmdir(self._directory)
+        self._claim.save(state)
 
     def _finished(self, count: int) -> tuple[list[ShardInfo], list[ShardInfo]]:
         """The shards that are there, looked at. Raises `DataCorruption`, `NotFound`."""
@@ -304,6 +278,3 @@ class _Packer:
                 with ShardReader(place.below(name)) as reader:
                     into.append(reader.info)
         return found
-
-    def _at(self, name: str) -> str:
-        return posixpath.join(self._directory, name)

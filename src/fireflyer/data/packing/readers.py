@@ -1,10 +1,13 @@
-"""Readers of inputs: whole files, and lines of JSON. Memory is bounded by one record and a buffer."""
+"""Readers of inputs: whole files, and lines of JSON. Memory is bounded by one record or line, and a buffer."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
+
+import numpy as np
 
 from fireflyer.base.units import MIB, format_bytes
 from fireflyer.data.packing.inputs import Input, open_input
@@ -17,6 +20,8 @@ from fireflyer.native import crc32c
 __all__ = ["read_files", "read_jsonl", "same_until"]
 
 _BLOCK_BYTES: Final = 4 * MIB
+MAX_VALUES: Final = 1 << 23
+"""Of a line: as objects of Python they take up to 100 bytes each, however few bytes they have in the line."""
 
 
 def read_files(inputs: Sequence[Input], begin: Position, encoding: Encoding) -> Iterator[Item]:
@@ -28,12 +33,11 @@ def read_files(inputs: Sequence[Input], begin: Position, encoding: Encoding) -> 
             problem = f"{one.place.name}: {size}, a record has at most {most}"
             yield Item(None, after, one.name, one.size, problem)
             continue
-        with translated(f"read {one.place.name}"):
-            file = open_input(one)
-            try:
-                content = b"".join(_blocks(file))
-            finally:
-                file.close()
+        file = open_input(one)
+        try:
+            content = b"".join(_blocks(file, one))
+        finally:
+            file.close()
         try:
             yield Item(encoding.text(content), after, one.name, one.size)
         except NotARecord as error:
@@ -48,11 +52,11 @@ def read_jsonl(inputs: Sequence[Input], begin: Position, encoding: Encoding, fie
 
 
 def _read_lines(one: Input, begin: Position, encoding: Encoding, field: str | None) -> Iterator[Item]:
-    with translated(f"read {one.place.name}"):
-        file = open_input(one)
+    file = open_input(one)
     try:
         if begin.at:
-            file.seek(begin.at)
+            with _reading(one):
+                file.seek(begin.at)
         at, line, crc = begin.at, begin.line, begin.crc
         for content in _lines(file, one, line):
             at, line, crc = at + len(content), line + 1, crc32c(content, crc)
@@ -67,6 +71,8 @@ def _read_lines(one: Input, begin: Position, encoding: Encoding, field: str | No
 
 
 def _of_line(text: bytes, encoding: Encoding, field: str | None) -> bytes:
+    if len(text) > MAX_VALUES and _count_values(text) > MAX_VALUES:
+        raise NotARecord(f"holds more than {MAX_VALUES} values, which would take too much memory at once")
     try:
         found = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
@@ -84,10 +90,24 @@ def _of_line(text: bytes, encoding: Encoding, field: str | None) -> bytes:
         raise NotARecord(f"field {field!r} {error}") from None
 
 
+def _count_values(text: bytes) -> int:
+    """Values of JSON in `text`, or more: each but the first follows a comma or an opening bracket outside of
+    strings."""
+    found, before = 1, np.uint8(0)
+    plain = np.frombuffer(text.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    for begin in range(0, len(plain), _BLOCK_BYTES):
+        block = plain[begin : begin + _BLOCK_BYTES]
+        quotes = np.cumsum(block == ord('"'), dtype=np.uint8) + before
+        outside = block[quotes % 2 == 0]
+        found += sum(int(np.count_nonzero(outside == ord(one))) for one in ",[{")
+        before = quotes[-1]
+    return found
+
+
 def _lines(file: Any, one: Input, line: int) -> Iterator[bytes]:
     """With their ends; the last may lack one. `line`: how many are before them. Raises `InvalidInput`."""
     kept = bytearray()
-    for block in _blocks(file):
+    for block in _blocks(file, one):
         begin = 0
         while (end := block.find(b"\n", begin)) >= 0:
             kept += memoryview(block)[begin : end + 1]
@@ -103,20 +123,28 @@ def _lines(file: Any, one: Input, line: int) -> Iterator[bytes]:
         yield bytes(kept)
 
 
-def _blocks(file: Any) -> Iterator[bytes]:
-    while block := file.read(_BLOCK_BYTES):
+def _blocks(file: Any, one: Input, most: int | None = None) -> Iterator[bytes]:
+    """To the end, or until they are `most` bytes. Raises `FireflyerError`."""
+    while most is None or most > 0:
+        with _reading(one):
+            block = file.read(_BLOCK_BYTES if most is None else min(most, _BLOCK_BYTES))
+        if not block:
+            return
+        most = None if most is None else most - len(block)
         yield block
+
+
+def _reading(one: Input) -> AbstractContextManager[None]:
+    return translated(f"read {one.place.name}")
 
 
 def same_until(one: Input, position: Position) -> bool:
     """Whether the bytes of a file before `position` are those that were read when that was noted."""
-    left, crc = position.at, 0
-    with translated(f"read {one.place.name}"):
-        file = open_input(one)
-        try:
-            while left and (block := file.read(min(left, _BLOCK_BYTES))):
-                crc = crc32c(block, crc)
-                left -= len(block)
-        finally:
-            file.close()
-    return not left and crc == position.crc
+    at, crc = 0, 0
+    file = open_input(one)
+    try:
+        for block in _blocks(file, one, position.at):
+            at, crc = at + len(block), crc32c(block, crc)
+    finally:
+        file.close()
+    return (at, crc) == (position.at, position.crc)

@@ -2,11 +2,12 @@
 
 It is written before the first shard, and again after each. Shards that are not counted in it are removed by who goes
 on: they were finished just before their packer ended. `owner` is drawn by each packer; one that finds another's there
-was replaced, and stops.
+was replaced, and stops (`fireflyer.data.packing.claim`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -45,9 +46,11 @@ class _File(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-def save_state(disk: Disk, path: str, state: State) -> None:
+def save_state(disk: Disk, path: str, state: State, before_publish: Callable[[], None] | None = None) -> None:
+    """`before_publish`: as of `replace_file`."""
     body = msgspec.json.encode(state)
-    replace_file(path, msgspec.json.encode(_File(crc32c(body), msgspec.Raw(body))), disk=disk)
+    data = msgspec.json.encode(_File(crc32c(body), msgspec.Raw(body)))
+    replace_file(path, data, disk=disk, before_publish=before_publish)
 
 
 def load_state(disk: Disk, path: str, shown: str) -> State | None:

@@ -1,16 +1,18 @@
 """From a value of an input to the bytes of a record.
 
 Text becomes its UTF-8 bytes, or with a tokenizer its tokens and END_OF_TEXT as little-endian uint16, which is what
-`TokenWindows` reads. A list of integers from 0 to 65535 is taken as tokens already.
+`TokenWindows` reads. A list of integers from 0 to 65535 is taken as tokens already: with a tokenizer, of its
+vocabulary, and END_OF_TEXT is put after them too unless they end with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.data.tokenizer import END_OF_TEXT, BpeTokenizer, ByteTokenizer
@@ -20,6 +22,7 @@ __all__ = ["Encoding", "NotARecord", "encoding_of"]
 
 _BYTES_TOKENIZER: Final = "bytes"
 _TOKEN: Final = np.dtype("<u2")
+_MAX_TOKEN: Final = 65535
 
 
 class NotARecord(Exception):
@@ -56,36 +59,49 @@ class Encoding:
             ) from None
         if self.tokenizer is None:
             return data
-        tokens = self.tokenizer.encode(data)
-        if self.end_of_text:
-            tokens = np.append(tokens, np.uint16(END_OF_TEXT))
-        return tokens.astype(_TOKEN).tobytes()
+        return self._ended(self.tokenizer.encode(data))
 
     def value(self, value: object) -> bytes:
         """Of text, bytes or a list of tokens. Raises `NotARecord`."""
         if isinstance(value, str | bytes):
             return self.text(value)
         if isinstance(value, list | np.ndarray):
-            return self._tokens(value)
+            return self._ended(self._tokens(value))
         raise NotARecord(f"is {_kind(value)}, not text or a list of tokens")
 
-    def _tokens(self, values: Sequence[Any] | np.ndarray[Any, Any]) -> bytes:
-        try:
-            array = np.asarray(values)
-        except ValueError:  # lists of unequal lengths
-            array = np.asarray(None)
-        if array.size == 0:
-            return b""
-        if array.ndim != 1 or array.dtype.kind not in "iu" or int(array.min()) < 0 or int(array.max()) > 65535:
-            raise NotARecord("is a list of something else than tokens, integers from 0 to 65535")
-        return array.astype(_TOKEN).tobytes()
+    def _tokens(self, values: list[Any] | NDArray[Any]) -> NDArray[Any]:
+        most = _MAX_TOKEN if self.tokenizer is None else self.tokenizer.vocab_size - 1
+        if isinstance(values, list):
+            right = all(type(one) is int and 0 <= one <= most for one in values)
+        else:
+            right = values.ndim == 1 and values.dtype.kind in "iu"
+            right = right and (not values.size or (int(values.min()) >= 0 and int(values.max()) <= most))
+        if not right:
+            raise NotARecord(f"is a list of something else than tokens, integers from 0 to {most}")
+        return np.asarray(values, _TOKEN)
+
+    def _ended(self, tokens: NDArray[Any]) -> bytes:
+        if self.tokenizer is not None and self.end_of_text and not (len(tokens) and tokens[-1] == END_OF_TEXT):
+            tokens = np.append(tokens, np.uint16(END_OF_TEXT))
+        return tokens.astype(_TOKEN, copy=False).tobytes()
 
     def fields(self, values: dict[str, Any]) -> bytes:
         """Several values, as a JSON object. Raises `NotARecord`."""
         try:
-            return self.text(msgspec.json.encode(values))
+            data = msgspec.json.encode(values)
         except (TypeError, UnicodeEncodeError) as error:
             raise NotARecord(f"cannot be written as JSON: {error}") from None
+        if b"null" in data and _holds_non_finite(values):  # which is what msgspec makes of them
+            raise NotARecord("holds NaN or Infinity, which JSON cannot say")
+        return self.text(data)
+
+
+def _holds_non_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_holds_non_finite, value.values()))
+    return isinstance(value, list | tuple) and any(map(_holds_non_finite, value))
 
 
 def _kind(value: object) -> str:
