@@ -29,6 +29,7 @@ from torch.utils.flop_counter import flop_registry
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel.budget import RecomputeChoice
 from fireflyer.codesign.parallel.plan import RECOMPUTE, LayerRecompute, PlanRecompute
+from fireflyer.training.fp8.products import PRODUCT
 
 __all__ = ["KEPT_OPERATORS", "measure_choices", "recompute", "recompute_each"]
 
@@ -39,6 +40,7 @@ KEPT_OPERATORS: Final = frozenset(
         "aten::bmm",
         "aten::_grouped_mm",
         "aten::_scaled_mm",
+        PRODUCT,
         "aten::_scaled_dot_product_flash_attention",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "aten::_scaled_dot_product_efficient_attention",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 
 import pytest
@@ -17,6 +18,7 @@ from fireflyer.codesign.parallel.plan import RECOMPUTE, Recompute
 from fireflyer.recipes.gpt import GPTConfig, GPTModel
 from fireflyer.recipes.trainer.core.checks import shape_of_gpt
 from fireflyer.recipes.trainer.core.recipe import GptTable
+from fireflyer.training.fp8 import Fp8Linear, convert
 from fireflyer.training.recompute import measure_choices, recompute, recompute_each
 
 CONFIG = GPTConfig(vocab_size=64, layers=3, heads=4, width=32, context=16)
@@ -29,14 +31,30 @@ def trained(model: GPTModel) -> list[Tensor]:
     return [one.grad for one in model.parameters() if one.grad is not None]
 
 
+@pytest.mark.parametrize("fp8", [False, True], ids=["fp32", "fp8"])
 @pytest.mark.parametrize("mode", RECOMPUTE)
-def test_gradients_are_bitwise_those_without_recomputation(mode: Recompute) -> None:
+def test_gradients_are_bitwise_those_without_recomputation(mode: Recompute, fp8: bool) -> None:
     model, plain = GPTModel(CONFIG), GPTModel(CONFIG)
+    for one in (model, plain) if fp8 else ():
+        convert(one)
     names = list(model.state_dict())
     recompute(model, mode, blocks=list(model.blocks))
     assert list(model.state_dict()) == names
     for found, expected in zip(trained(model), trained(plain), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_a_bias_does_not_change_the_fp8_product_that_is_kept() -> None:
+    plain = nn.Sequential(Fp8Linear(16, 16), nn.GELU(), Fp8Linear(16, 8))
+    again = copy.deepcopy(plain)
+    recompute_each([again], ["operators"])
+    rows = torch.randn(4, 16)
+    for model in (plain, again):
+        model(rows).square().sum().backward()
+    for expected, found in zip(plain.parameters(), again.parameters(), strict=True):
+        assert expected.grad is not None
+        assert found.grad is not None
+        assert torch.equal(found.grad, expected.grad)
 
 
 def test_blocks_of_one_model_differ() -> None:
@@ -46,10 +64,13 @@ def test_blocks_of_one_model_differ() -> None:
         assert torch.equal(found, expected)
 
 
-def test_products_are_computed_again_with_blocks_and_not_with_operators() -> None:
+@pytest.mark.parametrize("fp8", [False, True], ids=["fp32", "fp8"])
+def test_products_are_computed_again_with_blocks_and_not_with_operators(fp8: bool) -> None:
     flops = []
     for mode in ("none", "operators", "blocks"):
         model = GPTModel(CONFIG)
+        if fp8:
+            convert(model)
         recompute(model, mode, blocks=list(model.blocks))
         with FlopCounterMode(display=False) as counted:
             trained(model)
@@ -82,6 +103,21 @@ def test_kept_bytes_are_those_that_autograd_saves() -> None:
     assert operators.kept_bytes == 11 * hidden.numel() * 4 + 3 * 4 * 16 * 4
     assert result.shape == hidden.shape
     assert none.seconds == 0 < operators.seconds < blocks.seconds
+
+
+def test_of_an_fp8_product_no_more_is_kept_than_of_another() -> None:
+    kept = []
+    for fp8 in (False, True):
+        model = GPTModel(GPTConfig(vocab_size=64, layers=1, heads=4, width=128, context=16))
+        if fp8:
+            convert(model)
+        hidden = torch.randn(3, 16, 128, requires_grad=True)
+        rotation = (model.get_buffer("cosine"), model.get_buffer("sine"))
+        _, operators, _ = measure_choices(
+            model.blocks[0], (hidden, rotation), flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S
+        )
+        kept.append(operators.kept_bytes)
+    assert kept[0] == kept[1], "four tiles of the second product of the feed-forward layer are one result"
 
 
 def test_kept_bytes_of_the_plan_are_those_of_fused_kernels_and_what_others_keep_beside_is_known() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 import msgspec
+import torch
 from torch import Tensor
 
 __all__ = ["KINDS", "OPERANDS", "Counts", "Operand", "OperandCounts"]
@@ -44,9 +45,11 @@ class Counts:
         self._sums: dict[Operand, Tensor] = {}
 
     def add(self, operand: Operand, counts: Tensor) -> None:
-        """int64 of `KINDS`."""
+        """int64 of `KINDS`. The first ones are added, too: recomputation that keeps results of operators wants the same
+        operators in both passes."""
         before = self._sums.get(operand)
-        self._sums[operand] = counts if before is None else before.to(counts.device) + counts
+        before = torch.zeros_like(counts) if before is None else before.to(counts.device)
+        self._sums[operand] = before + counts
 
     def of(self, layer: str) -> list[OperandCounts]:
         """In the order of `OPERANDS`; those that were never quantized are left out."""

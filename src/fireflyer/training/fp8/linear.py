@@ -80,7 +80,7 @@ class _Products(torch.autograd.Function):
         counts.add("weight", right.counts)
         output = product(left, right, config.accumulation)
         if bias is not None:
-            output += bias.float()
+            output = output + bias.float()  # a product that recomputation keeps is not changed in place
         return output.to(rows.dtype)
 
     @staticmethod

@@ -17,16 +17,22 @@ does not publish these units; this is how the paper describes them, and no measu
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from fireflyer.base.errors import UsageError
 from fireflyer.training.fp8.config import Accumulation
 from fireflyer.training.fp8.tiles import TILE, Quantized
 
-__all__ = ["check_device", "product"]
+__all__ = ["PRODUCT", "check_device", "product"]
+
+PRODUCT: Final = "fireflyer::fp8_product"
+"""Name of the operator of a product. It is one, so that recomputation and counts of FLOPs see a product as of other
+matrices, and not what is computed for each tile."""
 
 _GROUP: Final = 32
 _FRACTION_BITS: Final = 13
@@ -43,14 +49,31 @@ def product(a: Quantized, b: Quantized, accumulation: Accumulation = "fp32") -> 
     check_device(b.codes.device)
     if a.codes.shape[1] != b.codes.shape[1]:
         raise UsageError(f"operands contract {a.codes.shape[1]} and {b.codes.shape[1]} columns (multiples of {TILE})")
-    total = torch.zeros(a.codes.shape[0], b.codes.shape[0])
-    scales_a, scales_b = a.scales_of_rows().double(), b.scales_of_rows().double()
-    for tile in range(a.codes.shape[1] // TILE):
+    operator: Any = torch.ops.fireflyer.fp8_product
+    result: Tensor = operator(a.codes, a.scales_of_rows(), b.codes, b.scales_of_rows(), accumulation)
+    return result
+
+
+def _product(a: Tensor, scales_a: Tensor, b: Tensor, scales_b: Tensor, accumulation: Accumulation) -> Tensor:
+    """Of codes `[rows, 128 * tiles]` and scales `[rows, tiles]`."""
+    total = torch.zeros(a.shape[0], b.shape[0])
+    wide_a, wide_b = scales_a.double(), scales_b.double()
+    for tile in range(a.shape[1] // TILE):
         columns = slice(tile * TILE, (tile + 1) * TILE)
-        sums = _sums(a.codes[:, columns], b.codes[:, columns], accumulation)
-        sums.mul_(scales_a[:, tile, None] * scales_b[:, tile])
+        sums = _sums(a[:, columns], b[:, columns], accumulation)
+        sums.mul_(wide_a[:, tile, None] * wide_b[:, tile])
         total += sums.float()
     return total
+
+
+def _flops(a: Sequence[int], _scales: object, b: Sequence[int], *_: object, **__: object) -> int:
+    """Of shapes."""
+    return 2 * a[0] * a[1] * b[0]
+
+
+torch.library.define(PRODUCT, "(Tensor a, Tensor scales_a, Tensor b, Tensor scales_b, str accumulation) -> Tensor")
+torch.library.impl(PRODUCT, "cpu", _product)
+register_flop_formula(torch.ops.fireflyer.fp8_product)(_flops)
 
 
 def check_device(device: torch.device) -> None:
