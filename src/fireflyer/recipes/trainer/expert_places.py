@@ -8,8 +8,11 @@ same one: it is one of an ordinary model, for any plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
+
+import torch
+import torch.distributed as dist
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.codesign.model import ModelShape
@@ -20,7 +23,7 @@ from fireflyer.training.experts.renumbering import renumber_experts
 from fireflyer.training.mesh import PlanMesh
 from fireflyer.training.process_groups import communicator_beside
 
-__all__ = ["LOADS", "loads_of", "place_measured"]
+__all__ = ["LOADS", "common_parts", "loads_of", "place_measured"]
 
 LOADS: Final = "expert_loads"
 """Name among the values of a checkpoint."""
@@ -46,9 +49,11 @@ def loads_of(values: Mapping[str, Any], shape: ModelShape) -> dict[str, list[int
 def place_measured(
     arrangement: Arrangement, mesh: PlanMesh, shape: ModelShape, loads: Mapping[str, list[int]]
 ) -> tuple[LayerLoads, ...]:
-    """Renumbers the experts of all layers by `loads`, the same on all ranks, and says what comes of it. Collective."""
+    """Renumbers the experts of all layers by `loads`, the same on all ranks, and says what comes of it. All ranks get
+    one order: gradients of a gate are averaged over all of them, and those of experts by number. Collective over all
+    ranks."""
     group, experts = mesh.group("expert"), shape.experts
-    nodes = len(set(communicator_beside(group).plan.node_of_rank))
+    nodes = common_parts(_told_by_all(communicator_beside(group).plan.node_of_rank))
     here = dict(arrangement.module.named_modules())
     layers = []
     for gate, counts in loads.items():
@@ -60,3 +65,25 @@ def place_measured(
             renumber_experts(layer, found.order, arrangement.optimizer, group)
         layers.append(LayerLoads(gate=gate, tokens=tuple(counts), before=found.before, after=found.after))
     return tuple(layers)
+
+
+def common_parts(groups: Iterable[Sequence[int]]) -> int:
+    """Into how many parts of equal loads the ranks of each expert group are put, from the nodes of the ranks of all
+    groups: the most nodes that have equally many consecutive ranks of a group. Parts of one node do no harm."""
+    return max(map(_equal_parts, groups), default=1)
+
+
+def _equal_parts(nodes: Sequence[int]) -> int:
+    """Of one group; 1 where its nodes have different numbers of its ranks, or not consecutive ones."""
+    count = len(set(nodes))
+    each = len(nodes) // count
+    even = all(node == nodes[rank - rank % each] for rank, node in enumerate(nodes))
+    return count if even and each * count == len(nodes) else 1
+
+
+def _told_by_all(nodes: Sequence[int]) -> list[list[int]]:
+    """`nodes` of all ranks of the run. Collective."""
+    mine = torch.tensor(nodes, dtype=torch.int64)
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, mine)
+    return [row.tolist() for row in rows]
