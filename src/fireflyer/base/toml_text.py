@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,4 +34,6 @@ def toml_value(value: object) -> str:
         return f"{{{', '.join(f'{name} = {toml_value(one)}' for name, one in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf, -inf or nan, which JSON calls otherwise
     return json.dumps(value, ensure_ascii=False)

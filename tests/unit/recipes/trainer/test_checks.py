@@ -85,6 +85,10 @@ def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
         ({"precision": {**FP32, "dispatch": "fp8"}}, "precision.dispatch = 'fp8' with expert = 1: no token is sent"),
         ({"precision": {**FP32, "activations": "fp8"}}, "precision.activations = 'fp8': it is that of compute"),
         ({"tensor": 2, "precision": {"parameters": "fp32", "compute": "fp8"}}, "FP8 layers are not divided"),
+        (
+            {"shard": 2, "zero": 3, "precision": {"compute": "fp32"}},
+            "precision.compute = 'fp32' with precision.parameters = 'bf16': products of BF16 parameters are BF16; use",
+        ),
     ],
 )
 def test_what_is_not_executed_is_refused_with_the_reason(plan: dict[str, Any], reason: str) -> None:
@@ -221,6 +225,22 @@ def test_a_guard_needs_replicas_and_a_rewind_needs_checkpoints() -> None:
     for period, refused in ((100, True), (8, True), (7, False)):  # of 8 steps
         rewinding = recipe_of(raw_recipe(policy={"on_spike": "rewind"}, checkpoint={"period_steps": period}))
         assert any("[policy] rewind needs checkpoints" in one for one in reasons(rewinding, SHAPE)) == refused
+
+
+def test_settings_that_nothing_comes_of_are_refused() -> None:
+    none: dict[str, Any] = {"evaluation": []}
+    periodic = recipe_of(raw_recipe(evaluation={"period_steps": 4}, data=none))
+    assert reasons(periodic, SHAPE) == [
+        "[evaluation] period_steps = 4, and [data] evaluation has no source; give one, or leave it out"
+    ]
+    for first, refused in ((8, False), (9, True)):  # of 8 steps
+        traced_late = recipe_of(raw_recipe(metrics={"profile": {"first_step": first, "last_step": 20}}))
+        assert (
+            any("first_step = 9 is after the last of 8 steps" in one for one in reasons(traced_late, SHAPE)) == refused
+        )
+    assert reasons(recipe_of(raw_recipe(data=none)), SHAPE) == [], "defaults"
+    guarded = recipe_of(raw_recipe(plan={"replicate": 2}, guard={"period_steps": 100}))
+    assert reasons(guarded, SHAPE) == [], "the guard looks before checkpoints"
 
 
 def test_a_run_goes_on_with_other_replicas_and_shards_but_not_between_stacked_and_divided_matrices() -> None:

@@ -66,6 +66,15 @@ def test_an_unknown_key_is_named_with_what_is_allowed(raw: dict[str, Any], line:
         ({"metrics": {"profile": {"first_step": 3, "last_step": 2}}}, "[metrics.profile] first_step 3 and last_step 2"),
         ({"compare": {"seeds": [1, 1]}}, "[compare] seeds must be 2 to 64 different numbers"),
         ({"compare": {"bound": -0.1}}, "[compare] bound is -0.1"),
+        ({"metrics": {"file": "ff:///run.jsonl"}}, "[metrics] file is 'ff:///run.jsonl', and must be a file of this"),
+        (
+            {"metrics": {"profile": {"first_step": 1, "last_step": 2, "file": "ff://a/t.json"}}},
+            "[metrics.profile] file is 'ff://a/t.json', and must be a file of this machine",
+        ),
+        (
+            {"model": {"kind": "huggingface", "config": "ff:///config.json"}},
+            "[model] config is 'ff:///config.json', and must be a file of this machine; ff:// is for [data] and",
+        ),
         ({"policy": {"window": 1}}, "[policy] window is 1; allowed: 2 to "),
         ({"policy": {"on_spike": "wait"}}, "Invalid enum value 'wait'"),
     ],
@@ -102,7 +111,11 @@ def test_the_identity_differs_where_a_value_does() -> None:
 
 
 def test_a_recipe_that_is_written_is_read_again() -> None:
-    raw = raw_recipe(metrics={"profile": {"first_step": 1, "last_step": 2}}, compare={"seeds": [3, 1]})
+    raw = raw_recipe(
+        metrics={"profile": {"first_step": 1, "last_step": 2}},
+        compare={"seeds": [3, 1]},
+        optimizer={"max_norm": math.inf},
+    )
     recipe = recipe_of(raw)
     again = recipe_of(tomllib.loads(recipe_text(recipe)))
     assert again == recipe

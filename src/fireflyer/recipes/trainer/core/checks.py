@@ -120,6 +120,11 @@ def _precision(plan: ParallelPlan) -> Iterator[str]:
         yield f"precision.parameters = 'bf16' is for {where}, which keep FP32 shards; use 'fp32', with any compute"
     if precision.gradients == "bf16" and whole:
         yield f"precision.gradients = 'bf16' is for {where}; use 'fp32'"
+    if precision.parameters == "bf16" and precision.compute == "fp32" and not whole:
+        yield (
+            "precision.compute = 'fp32' with precision.parameters = 'bf16': products of BF16 parameters are BF16; use "
+            "compute = 'bf16', or parameters = 'fp32'"
+        )
     if precision.moments != "fp32":
         yield f"precision.moments = {precision.moments!r}: moments are kept in FP32; use 'fp32'"
     if precision.compute == "fp8" and plan.tensor > 1:
@@ -143,12 +148,22 @@ def _combinations(recipe: Recipe) -> Iterator[str]:
         yield f"[guard] compares replicas, and with expert = {plan.expert} they differ; use period_steps = 0"
     if recipe.experts.placement == "measured" and plan.expert == 1:
         yield "[experts] placement = 'measured' with expert = 1: all experts are on one rank; use placement = 'fixed'"
+    yield from _without_effect(recipe)
     rewinds = "rewind" in (policy.on_spike, policy.on_not_finite)
     if rewinds and checkpoint.period is None and (checkpoint.period_steps or 0) >= optimizer.steps:
         yield (
             f"[policy] rewind needs checkpoints, and with period_steps = {checkpoint.period_steps} none is saved "
             f"before the last of {optimizer.steps} steps; use a smaller period_steps in [checkpoint]"
         )
+
+
+def _without_effect(recipe: Recipe) -> Iterator[str]:
+    """Settings that nothing comes of. A guard whose period is longer than the run looks before checkpoints."""
+    steps, period, profile = recipe.optimizer.steps, recipe.evaluation.period_steps, recipe.metrics.profile
+    if period and not recipe.data.evaluation:
+        yield f"[evaluation] period_steps = {period}, and [data] evaluation has no source; give one, or leave it out"
+    if profile is not None and profile.first_step > steps:
+        yield f"[metrics.profile] first_step = {profile.first_step} is after the last of {steps} steps; use one of them"
 
 
 def shape_of_gpt(table: GptTable) -> ModelShape:

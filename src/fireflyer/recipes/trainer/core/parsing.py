@@ -13,7 +13,7 @@ import msgspec
 from fireflyer.base.decoding import convert
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.schedule import periods_of
-from fireflyer.recipes.trainer.core.recipe import DataSettings, DeepseekTable, Recipe
+from fireflyer.recipes.trainer.core.recipe import REMOTE, DataSettings, DeepseekTable, GptTable, Recipe
 
 __all__ = ["MAX_SOURCES", "UnknownKey", "recipe_of", "unknown_key"]
 
@@ -89,6 +89,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     """Values that are of the right kind and make no sense, whatever the plan is."""
     yield from _out_of_range(recipe)
     yield from _bad_sources(recipe.data)
+    yield from _remote_files(recipe)
     model, optimizer, profile = recipe.model, recipe.optimizer, recipe.metrics.profile
     if isinstance(model, DeepseekTable) and (model.preset is None) == (model.config is None):
         yield "[model] of kind deepseek needs either preset or config"
@@ -150,6 +151,19 @@ def _out_of_range(recipe: Recipe) -> Iterator[str]:
         if not good:
             table, key = name[1:].split("] ")
             yield f"{name} is {getattr(getattr(recipe, table), key)}; allowed: {allowed}"
+
+
+def _remote_files(recipe: Recipe) -> Iterator[str]:
+    """Only data and checkpoints are read and written through the client of 3FS."""
+    model, metrics = recipe.model, recipe.metrics
+    files = {
+        "[model] config": None if isinstance(model, GptTable) else model.config,
+        "[metrics] file": metrics.file,
+        "[metrics.profile] file": None if metrics.profile is None else metrics.profile.file,
+    }
+    for name, path in files.items():
+        if path is not None and path.startswith(REMOTE):
+            yield f"{name} is {path!r}, and must be a file of this machine; ff:// is for [data] and [checkpoint]"
 
 
 def _bad_sources(data: DataSettings) -> Iterator[str]:

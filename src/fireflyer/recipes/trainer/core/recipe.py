@@ -16,6 +16,7 @@ import msgspec
 from fireflyer.codesign.parallel import ParallelPlan
 
 __all__ = [
+    "REMOTE",
     "CheckpointSettings",
     "CompareSettings",
     "DataSettings",
@@ -38,7 +39,8 @@ __all__ = [
     "resolved",
 ]
 
-_REMOTE: Final = "ff:"
+REMOTE: Final = "ff:"
+"""Addresses of 3FS begin so: those of data and checkpoints."""
 
 Reaction = Literal["stop", "skip", "rewind"]
 
@@ -237,15 +239,18 @@ def identity_of(recipe: Recipe) -> str:
 def resolved(recipe: Recipe, base: str) -> Recipe:
     """The recipe with all paths from the directory `base`; addresses of 3FS stay."""
 
+    def local(path: str) -> str:
+        return posixpath.normpath(posixpath.join(base, path))
+
     def place(path: str) -> str:
-        return path if path.startswith(_REMOTE) else posixpath.normpath(posixpath.join(base, path))
+        return path if path.startswith(REMOTE) else local(path)
 
     replace = msgspec.structs.replace
     model, metrics = recipe.model, recipe.metrics
     if not isinstance(model, GptTable) and model.config is not None:
-        model = replace(model, config=place(model.config))
+        model = replace(model, config=local(model.config))
     if metrics.profile is not None:
-        metrics = replace(metrics, profile=replace(metrics.profile, file=place(metrics.profile.file)))
+        metrics = replace(metrics, profile=replace(metrics.profile, file=local(metrics.profile.file)))
     data = replace(
         recipe.data,
         sources=tuple(replace(one, path=place(one.path)) for one in recipe.data.sources),
@@ -256,5 +261,5 @@ def resolved(recipe: Recipe, base: str) -> Recipe:
         model=model,
         data=data,
         checkpoint=replace(recipe.checkpoint, directory=place(recipe.checkpoint.directory)),
-        metrics=replace(metrics, file=place(metrics.file)),
+        metrics=replace(metrics, file=local(metrics.file)),
     )
