@@ -16,7 +16,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
@@ -78,7 +78,9 @@ class TrainingLoop:
     training goes on. `stateful` are
     other objects to save and restore, by name; `values` holds plain values (None, bool, text, numbers, lists, dicts)
     that are saved with each checkpoint and are there again after a restore. With `reporter` every step, resume and
-    checkpoint is reported; give `record` what only the script knows.
+    checkpoint is reported; give `record` what only the script knows. `before_save` is called with the step whenever a
+    checkpoint is to be saved, on all ranks alike, as a guard's `before_save`: where it raises nothing is saved, and the
+    loop ends.
 
     One of `stop_signals`, on any rank, ends the loop on all ranks after the step in progress, with a checkpoint of
     it; `__exit__` then ends the process with the exit code 128 + signal. The second one ends it at once. Handlers are
@@ -118,6 +120,7 @@ class TrainingLoop:
         job_plan: Mapping[str, Any] | None = None,
         plan: Mapping[str, Any] | None = None,
         reporter: Reporter | None = None,
+        before_save: Callable[[int], object] | None = None,
         stop_signals: Sequence[int] = (signal.SIGTERM,),
         copies_beside_steps: bool = True,
         by_name: bool = False,
@@ -132,6 +135,7 @@ class TrainingLoop:
         """Steps that are done."""
         self._stateful = dict(stateful or {})
         self._reporter = reporter
+        self._before_save = before_save
         self._env = env or read_environment()
         self._clock = clock or MonotonicClock()
         self._signals = tuple(stop_signals)
@@ -305,6 +309,8 @@ class TrainingLoop:
     def _save_if_due(self, manager: CheckpointManager, last: int, now_ns: int, *, leaves: bool) -> None:
         due = self._agree(manager, now_ns) if self._asks else manager.due_here(self.step, now_ns)
         final = self._stopping or leaves or self.step >= last
+        if (due or final) and self._before_save is not None:
+            self._before_save(self.step)
         if leaves:
             self._save_before_leaving(manager)
         elif due or final:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 from tests.support.torch_ranks.processes import Ended, run_torch_ranks
 from tests.support.trainer.recipes import raw_recipe, write_llama, write_tokens
 
 from fireflyer.recipes.trainer.core.figures import AnomalyLine, EvaluationLine, MetricsLine, StartLine, StepLine
+from fireflyer.checkpoint import CheckpointManager
 from fireflyer.recipes.trainer.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -64,6 +66,14 @@ def steps(base: Path, name: str) -> dict[int, tuple[int, float, float | None]]:
 
 
 def evaluated(base: Path, name: str) -> list[tuple[int, float | None]]:
+def parameters(base: Path, name: str) -> dict[str, torch.Tensor]:
+    """Of the newest checkpoint."""
+    with CheckpointManager(str(base / name), rank=0, world_size=1, store=None) as manager:
+        restored = manager.restore()
+    assert restored is not None
+    return restored.shared
+
+
     return [(one.step, one.loss) for one in lines(base, name) if isinstance(one, EvaluationLine)]
 
 
@@ -91,6 +101,20 @@ def test_a_run_goes_on_with_replicas_where_it_had_shards(base: Path) -> None:
     completed(run(base, "divided", plan=DP2, guard={"period_steps": 2}))
     whole, divided = steps(base, "whole"), steps(base, "divided")
     assert divided.keys() == whole.keys()
+def test_no_checkpoint_has_a_bit_that_flipped_between_two_looks_of_the_guard(base: Path) -> None:
+    small: dict[str, Any] = {"plan": DP2, "model": {"layers": 1}, "guard": {"period_steps": 8}, "period_steps": 2}
+    completed(run(base, "whole", **small))
+    for rank, ended in enumerate(run(base, "flipped", more={"flips": [1, 5]}, **small)):
+        assert "step 6, before save: ranks [0, 1] differ" in ended.result, (rank, ended)
+    completed(run(base, "flipped", **small))
+    starts = [one for one in lines(base, "flipped") if isinstance(one, StartLine)]
+    assert [(one.step, one.checkpoint) for one in starts] == [(0, None), (4, "step-00000004")]
+    assert steps(base, "flipped") == steps(base, "whole")
+    whole, flipped = parameters(base, "whole"), parameters(base, "flipped")
+    assert flipped.keys() == whole.keys()
+    assert all(torch.equal(flipped[name], one) for name, one in whole.items())
+
+
     for step, (position, loss, norm) in whole.items():
         found = divided[step]
         assert found[0] == position, step

@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import Any
 
+from tests.support.torch_ranks.guarded import flip
 from tests.support.trainer.bad_batches import BadBatch, spoil
 
 from fireflyer.base.errors import FireflyerError
@@ -19,8 +20,9 @@ from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import identity_of, resolved
 
 
-def disturb(dies: tuple[int, int] | None) -> None:
-    """Rank `dies[0]` is killed as it begins step `dies[1]`."""
+def disturb(dies: tuple[int, int] | None, flips: tuple[int, int] | None) -> None:
+    """Rank `dies[0]` is killed as it begins step `dies[1]`. A bit of a parameter of rank `flips[0]` flips in step
+    `flips[1]`, after its commit."""
     take_step = trainer._take_step
 
     def take(run: Any, loop: Any, step: int) -> None:
@@ -28,6 +30,8 @@ def disturb(dies: tuple[int, int] | None) -> None:
             loop.manager.wait()
             os.kill(os.getpid(), signal.SIGKILL)
         take_step(run, loop, step)
+        if (run.env.rank, step) == flips:
+            flip(next(run.arrangement.module.parameters()), 3, 20)
 
     trainer._take_step = take
     trainer._say = lambda run, line: None  # the last line is the result
@@ -36,7 +40,7 @@ def disturb(dies: tuple[int, int] | None) -> None:
 def main() -> int:
     given = json.loads(sys.argv[1])
     rank = int(os.environ["RANK"])
-    disturb(tuple(given["dies"]) if given.get("dies") else None)
+    disturb(*(tuple(given[what]) if given.get(what) else None for what in ("dies", "flips")))
     spoil([BadBatch(**one) for one in given.get("bad", [])])
     recipe = recipe_of(given["recipe"] if rank == 0 else given.get("other_recipe", given["recipe"]))
     base = given["base"] if rank == 0 else given.get("other_base", given["base"])

@@ -116,6 +116,20 @@ def test_a_loop_without_a_checkpoint_cannot_go_back(tmp_path: Path) -> None:
         train(tmp_path / "run", period_steps=3, at=at)
 
 
+def test_each_save_is_announced_and_is_not_made_where_that_raises(tmp_path: Path) -> None:
+    announced: list[int] = []
+    train(tmp_path / "run", period_steps=3, before_save=announced.append)
+    assert announced == [3, 6, 9, 10]
+
+    def refuse(step: int) -> None:
+        if step == 6:
+            raise Died
+
+    with pytest.raises(Died):
+        train(tmp_path / "refused", period_steps=3, before_save=refuse)
+    assert steps_in(tmp_path / "refused") == [3]
+
+
 def test_a_signal_saves_the_step_in_progress_and_ends_the_process_as_the_signal_would(tmp_path: Path) -> None:
     def at(step: int, _: TrainingLoop) -> None:
         if step == 4:

@@ -109,6 +109,7 @@ def _train(run: Run, reporter: Reporter, identity: str, cleanup: contextlib.Exit
         reporter=reporter,
         by_name=True,
         env=run.env,
+        before_save=None if run.guard is None else run.guard.before_save,
     )
     with loop:
         last = recipe.optimizer.steps

@@ -6,9 +6,12 @@
         guard.before_commit(step)   # parameters, optimizer state, gradients
         optimizer.step()
         guard.after_commit(step)    # parameters, optimizer state
+        if step % 10 == 0:
+            guard.before_save(step)  # the same; `TrainingLoop(before_save=guard.before_save)` calls it
+            save(model, optimizer)
     print(guard.cost)
 
-Found is a flipped bit in state that is still there at one of the two looks and that another rank holds too:
+Found is a flipped bit in state that is still there at one of these looks and that another rank holds too:
 
 - a parameter or a number of the optimizer that flipped since the last look and was not overwritten;
 - a gradient that flipped on one rank after gradients were summed, which the optimizer is about to use up;

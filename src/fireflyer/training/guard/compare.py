@@ -17,7 +17,7 @@ from fireflyer.base.errors import DataCorruption
 
 __all__ = ["MAX_NAMED", "CheckTime", "CorruptionFound", "GuardVerdict", "TensorDifference", "compare"]
 
-CheckTime = Literal["before_commit", "after_commit"]
+CheckTime = Literal["before_commit", "after_commit", "before_save"]
 Finding = Literal["agree", "ranks", "pair", "undecided", "no_replicas"]
 MAX_NAMED: Final = 32
 """Tensors in a verdict; those beyond are counted."""
@@ -41,7 +41,8 @@ class GuardVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     point: CheckTime
-    """Time of the comparison: `before_commit`, between backward and the optimizer's step, or `after_commit`."""
+    """Time of the comparison: `before_commit`, between backward and the optimizer's step; `after_commit`; or
+    `before_save`, of a checkpoint."""
     finding: Finding
     """`agree`; `ranks`: these differ from the majority; `pair`: two replicas differ; `undecided`: there is no majority;
     `no_replicas`: nothing could be compared."""
@@ -53,7 +54,7 @@ class GuardVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The first that differ, at most `MAX_NAMED`."""
     differing_tensors: int = 0
     agreed_step: int | None = None
-    """The last step after or before whose commit all replicas agreed; None if there was no look before, or since a
+    """The last step at one of whose looks all replicas agreed; None if there was no look before, or since a
     rewind."""
 
     @property

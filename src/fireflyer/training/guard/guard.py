@@ -23,7 +23,7 @@ from fireflyer.training.guard.state import Item, describe, items_of, replica_gro
 
 __all__ = ["Guard", "GuardCost", "check_same_look"]
 
-_POINTS: Final[tuple[CheckTime, ...]] = ("before_commit", "after_commit")
+_POINTS: Final[tuple[CheckTime, ...]] = ("before_commit", "after_commit", "before_save")
 _ABSENT: Final = -1
 """Stands for the digest of a gradient that was not computed."""
 
@@ -50,7 +50,8 @@ class Guard:
     """Compares the state of `model` and `optimizer` with that of the other replicas, every `every` steps, twice.
 
     All ranks make one, and call `before_commit` between backward and the optimizer's step and `after_commit` after it,
-    with the same numbers of steps. `group` are the ranks that hold the same tensors; without it they follow from the
+    with the same numbers of steps; and `before_save` before each checkpoint: from one that has a flipped bit all
+    replicas would go on alike. `group` are the ranks that hold the same tensors; without it they follow from the
     model (`replica_group`). With `on_corruption="return"` the verdict is returned and `CorruptionFound` is not raised.
     `reporter` tells the launcher, as evidence against the nodes of the ranks that a verdict names.
     """
@@ -94,19 +95,29 @@ class Guard:
         """Looks at parameters and optimizer state, as `before_commit`."""
         return self._look(step, "after_commit")
 
+    def before_save(self, step: int) -> GuardVerdict:
+        """Looks at parameters and optimizer state of a checkpoint that is about to be saved, whatever `every` is.
+        Raises as `before_commit`. For `TrainingLoop(..., before_save=guard.before_save)`."""
+        self._goes_on_at(step)
+        return self._verdict(step, "before_save")
+
     def start_anew(self) -> None:
         """Begin again after a rewind: steps may begin lower, and agreement of before says nothing of the state now. All
         ranks."""
         self._last_step = self._agreed_step = None
 
     def _look(self, step: int, point: CheckTime) -> GuardVerdict | None:
+        self._goes_on_at(step)
+        return None if step % self._every else self._verdict(step, point)
+
+    def _goes_on_at(self, step: int) -> None:
         if self._last_step is not None and step < self._last_step:
             raise UsageError(
                 f"step {step} is before step {self._last_step}; call start_anew() of the guard after a rewind"
             )
         self._last_step = step
-        if step % self._every:
-            return None
+
+    def _verdict(self, step: int, point: CheckTime) -> GuardVerdict:
         if self._group is None or self._group.size() < 2:
             return compare(step, point, (), {self._own_rank: ()}, agreed_step=self._agreed_step)
         items = list(items_of(self._model, self._optimizer, gradients=point == "before_commit"))
@@ -178,7 +189,7 @@ def check_same_look(headers: Mapping[int, Sequence[int]]) -> None:
     looks = {rank: tuple(header[:3]) for rank, header in headers.items()}
     if len(set(looks.values())) > 1:
         shown = ", ".join(
-            f"rank {rank}: step {step}, {_POINTS[point] if point in (0, 1) else '?'}, layout {layout & 0xFFFF:04x}"
+            f"rank {rank}: step {step}, {dict(enumerate(_POINTS)).get(point, '?')}, layout {layout & 0xFFFF:04x}"
             for rank, (step, point, layout) in list(looks.items())[:16]
         )
         raise UsageError(f"replicas look at different steps, or hold differently named tensors: {shown}")

@@ -84,6 +84,14 @@ def test_a_rank_without_replicas_is_told_so() -> None:
     assert "cannot be found" in str(verdict)
 
 
+def test_a_checkpoint_is_looked_at_whatever_the_period_is() -> None:
+    guard = Guard(*trained(), every=100)
+    assert guard.after_commit(7) is None
+    assert str(guard.before_save(7)).startswith("step 7, before save: no other rank holds this state")
+    with pytest.raises(UsageError, match="step 5 is before step 7"):
+        guard.before_save(5)
+
+
 def test_after_a_rewind_the_guard_starts_anew() -> None:
     guard = Guard(*trained(), every=1)
     guard.after_commit(7)
