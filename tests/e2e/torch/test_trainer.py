@@ -11,9 +11,10 @@ import pytest
 import torch
 from tests.support.torch_ranks.processes import Ended, run_torch_ranks
 from tests.support.trainer.recipes import raw_recipe, write_llama, write_tokens
+from tests.support.trainer.reports import reported_tokens
 
-from fireflyer.recipes.trainer.core.figures import AnomalyLine, EvaluationLine, MetricsLine, StartLine, StepLine
 from fireflyer.checkpoint import CheckpointManager
+from fireflyer.recipes.trainer.core.figures import AnomalyLine, EvaluationLine, MetricsLine, StartLine, StepLine
 from fireflyer.recipes.trainer.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -65,7 +66,6 @@ def steps(base: Path, name: str) -> dict[int, tuple[int, float, float | None]]:
     }
 
 
-def evaluated(base: Path, name: str) -> list[tuple[int, float | None]]:
 def parameters(base: Path, name: str) -> dict[str, torch.Tensor]:
     """Of the newest checkpoint."""
     with CheckpointManager(str(base / name), rank=0, world_size=1, store=None) as manager:
@@ -74,15 +74,22 @@ def parameters(base: Path, name: str) -> dict[str, torch.Tensor]:
     return restored.shared
 
 
+def evaluated(base: Path, name: str) -> list[tuple[int, float | None]]:
     return [(one.step, one.loss) for one in lines(base, name) if isinstance(one, EvaluationLine)]
 
 
 @pytest.mark.parametrize("plan", [DP2, FSDP2, TP2], ids=["dp2", "fsdp2", "tp2"])
-def test_a_run_whose_rank_is_killed_goes_on_bitwise(base: Path, plan: dict[str, Any]) -> None:
+def test_a_run_whose_rank_is_killed_goes_on_bitwise(
+    base: Path, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     small: dict[str, Any] = {"plan": plan, "model": {"layers": 1}, "optimizer": {"steps": 5}, "period_steps": 2}
-    completed(run(base, "whole", **small))
+    with monkeypatch.context() as patch:
+        patch.setenv("FF_RUN_DIR", str(base / "reports"))
+        completed(run(base, "whole", **small))
     whole = steps(base, "whole")
     assert whole[5][1] < whole[1][1], "it learns"
+    tokens = 16 * plan.get("batch_sequences", 8)
+    assert reported_tokens(base / "reports") == dict.fromkeys(whole, tokens), "ranks together report each token once"
 
     killed = run(base, "killed", more={"dies": [1, 4]}, **small)
     assert killed[1].code == -signal.SIGKILL
@@ -94,13 +101,6 @@ def test_a_run_whose_rank_is_killed_goes_on_bitwise(base: Path, plan: dict[str, 
     assert evaluated(base, "killed") == evaluated(base, "whole")
 
 
-def test_a_run_goes_on_with_replicas_where_it_had_shards(base: Path) -> None:
-    completed(run(base, "whole", 1, plan={"precision": FP32}))
-    killed = run(base, "divided", plan=FSDP2, more={"dies": [0, 6]}, guard={"period_steps": 0})
-    assert killed[0].code == -signal.SIGKILL
-    completed(run(base, "divided", plan=DP2, guard={"period_steps": 2}))
-    whole, divided = steps(base, "whole"), steps(base, "divided")
-    assert divided.keys() == whole.keys()
 def test_no_checkpoint_has_a_bit_that_flipped_between_two_looks_of_the_guard(base: Path) -> None:
     small: dict[str, Any] = {"plan": DP2, "model": {"layers": 1}, "guard": {"period_steps": 8}, "period_steps": 2}
     completed(run(base, "whole", **small))
@@ -115,6 +115,13 @@ def test_no_checkpoint_has_a_bit_that_flipped_between_two_looks_of_the_guard(bas
     assert all(torch.equal(flipped[name], one) for name, one in whole.items())
 
 
+def test_a_run_goes_on_with_replicas_where_it_had_shards(base: Path) -> None:
+    completed(run(base, "whole", 1, plan={"precision": FP32}))
+    killed = run(base, "divided", plan=FSDP2, more={"dies": [0, 6]}, guard={"period_steps": 0})
+    assert killed[0].code == -signal.SIGKILL
+    completed(run(base, "divided", plan=DP2, guard={"period_steps": 2}))
+    whole, divided = steps(base, "whole"), steps(base, "divided")
+    assert divided.keys() == whole.keys()
     for step, (position, loss, norm) in whole.items():
         found = divided[step]
         assert found[0] == position, step

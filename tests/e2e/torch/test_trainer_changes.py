@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.support.torch_ranks.processes import Ended, run_torch_ranks
 from tests.support.trainer.recipes import raw_recipe
+from tests.support.trainer.reports import reported_tokens
 
 from fireflyer.data import RecordSetWriter
 from fireflyer.recipes.trainer.core.figures import (
@@ -99,12 +100,17 @@ def test_a_run_goes_on_with_another_plan_as_one_process_would(base: Path, name: 
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-10)
 
 
-def test_metrics_say_what_fp8_has_lost_and_how_a_pipeline_compares_with_its_simulation(base: Path) -> None:
+def test_metrics_say_what_fp8_has_lost_and_how_a_pipeline_compares_with_its_simulation(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FF_RUN_DIR", str(tmp_path))
     precision = {"parameters": "fp32", "compute": "fp8"}
     plan = {"pipeline": 2, "schedule": "1f1b", "precision": precision}
     for rank in run(base, "fp8", 2, DEEPSEEK, plan, module="trainer"):
         assert rank.code == 0, rank.errors[-2000:]
     lines = read_metrics(str(base / "fp8.jsonl"))
+    tokens = dict.fromkeys(range(1, STEPS + 1), 8 * 16)
+    assert reported_tokens(tmp_path) == tokens, "stages together report each token once"
     lost = [one for one in lines if isinstance(one, QuantizationLine)]
     assert [one.step for one in lost] == [10, STEPS]
     operands = ["input", "weight", "gradient", "input_of_wgrad", "gradient_of_wgrad"]

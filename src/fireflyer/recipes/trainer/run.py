@@ -154,7 +154,8 @@ def _take_step(run: Run, loop: TrainingLoop, step: int) -> None:
     _write_step(run, step, loss, norm, seconds)
     if _is_told(run, step):
         _write_measurements(run, step)
-    loop.record(loss=loss, samples=len(inputs), tokens=inputs.numel())
+    samples, tokens = inputs.shape if _counts_batch(run) else (0, 0)
+    loop.record(loss=loss, samples=samples, tokens=samples * tokens)
     if run.held_out and evaluation_due(step, run.recipe.optimizer.steps, run.recipe.evaluation):
         _evaluate(run, step)
 
@@ -180,6 +181,12 @@ def _look(run: Run, step: int) -> None:
 def _mean_over_ranks(run: Run, summed: float) -> float:
     """Mean loss over the tokens of the whole batch, added in the order of ranks: the same bits on all, and in every
     run."""
+def _counts_batch(run: Run) -> bool:
+    """Whether this rank reports its part of the batch: other stages and tensor ranks have the same part."""
+    place = run.mesh.coordinates
+    return place.pipeline == 0 and place.tensor == 0
+
+
     group = run.mesh.group("data")
     mine = torch.tensor([summed], dtype=torch.float64)
     sums = [torch.empty_like(mine) for _ in range(group.size())]
