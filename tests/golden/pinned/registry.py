@@ -316,7 +316,7 @@ FORMATS: Final = (
     Format("codesign.plan-file", "toml", PlanFile, revision=4),
     # Training from a recipe.
     Format("trainer.recipe", "object", Recipe, revision=4),
-    Format("trainer.metrics-line", "json", MetricsLine, revision=4),
+    Format("trainer.metrics-line", "json", MetricsLine, revision=5),
     Format("trainer.anomaly-state", "object", AnomalyState),
     Format("trainer.data-state", "object", DataState),
     Format("planning.cluster-plan", "toml", ClusterPlan, revision=2, oldest=2),

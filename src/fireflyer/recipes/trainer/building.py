@@ -24,6 +24,7 @@ from fireflyer.recipes.trainer.pipelines import Pipelined
 from fireflyer.recipes.trainer.preconditions import identity_of_model
 from fireflyer.recipes.trainer.sources import HeldOut, TrainingData, open_held_out, open_training_data
 from fireflyer.recipes.trainer.split_experts import ExpertsDivided
+from fireflyer.recipes.trainer.tracing import Tracer
 from fireflyer.runtime.reporter import Reporter
 from fireflyer.training.fp8 import convert
 from fireflyer.training.guard import Guard
@@ -52,6 +53,7 @@ class Run:
     policy: AnomalyPolicy
     guard: Guard | None
     device: torch.device
+    tracer: Tracer
     metrics: MetricsFile | None = None
     """On rank 0."""
 
@@ -119,6 +121,7 @@ def build(
         policy=AnomalyPolicy(recipe.policy),
         guard=guard,
         device=device,
+        tracer=Tracer(recipe.metrics.profile if env.rank == 0 else None, device.type),
     )
 
 

@@ -11,18 +11,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from fireflyer.base.errors import JobFailed, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.toml_text import to_toml
+from fireflyer.data import RecordSet
 from fireflyer.recipes.trainer.core.comparison import ARMS, PlannedRun
-from fireflyer.recipes.trainer.core.figures import EvaluationLine, evaluation_of
+from fireflyer.recipes.trainer.core.figures import evaluation_of, held_out_of
 from fireflyer.recipes.trainer.core.paired import PairedResult, paired_result
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.metrics_file import read_metrics
+from fireflyer.recipes.trainer.sources import identity_of_records
 from fireflyer.runtime.processes.guarded import child_environment, start_with_parent_death_signal
 
 __all__ = ["LOG_NAME", "RECIPE_NAME", "compare_runs", "recipe_text"]
@@ -36,12 +38,15 @@ def compare_runs(runs: Sequence[PlannedRun], say: Callable[[str], object]) -> Pa
     """Runs what is not complete yet, and compares the held-out losses after the last step.
 
     Raises `JobFailed` with the end of the log of a run that failed; `UsageError` where a directory has a run of another
-    recipe, and for a run that diverged.
+    recipe, for held-out data that are not those of the runs that are complete, and for a run that diverged.
     """
+    held_out: tuple[str, ...] | None = None
     losses: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for number, run in enumerate(runs, 1):
         result = _result_of(run)
         if result is None:
+            if held_out is not None:  # no run is begun that could not be compared
+                _check_held_out(run, _held_out_now(run), held_out)
             say(f"run {number} of {len(runs)}: {run.arm}, seed {run.seed}")
             _execute(run)
             result = _result_of(run)
@@ -52,10 +57,32 @@ def compare_runs(runs: Sequence[PlannedRun], say: Callable[[str], object]) -> Pa
                 f"{run.arm}, seed {run.seed} diverged: its held-out loss is not finite, and cannot be compared; change "
                 "the recipe, and give another --dir"
             )
+        if result.held_out is not None:
+            _check_held_out(run, result.held_out, held_out or result.held_out)
+            held_out = result.held_out
         say(f"{run.arm}, seed {run.seed}: held-out loss {result.loss:.5f}")
         losses[run.arm].append(result.loss)
     settings = runs[0].recipe.compare
     return paired_result(losses["baseline"], losses["technique"], bound=settings.bound, confidence=settings.confidence)
+
+
+class _Result(NamedTuple):
+    loss: float | None
+    """None where it is not finite."""
+    held_out: tuple[str, ...] | None
+    """Digests of what it was computed of; None where an earlier release did."""
+
+
+def _held_out_now(run: PlannedRun) -> tuple[str, ...]:
+    return tuple(identity_of_records(RecordSet(one.path)) for one in run.recipe.data.evaluation)
+
+
+def _check_held_out(run: PlannedRun, found: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+    if found != wanted:
+        raise UsageError(
+            f"{run.arm}, seed {run.seed}: the held-out data have changed since the runs before it, so losses cannot be "
+            "compared; give the data of before, or another --dir"
+        )
 
 
 def recipe_text(recipe: Recipe) -> str:
@@ -70,8 +97,8 @@ def _given(value: Any) -> Any:
     return [_given(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _result_of(run: PlannedRun) -> EvaluationLine | None:
-    """The last evaluation of a run that is complete. Raises `UsageError` where its directory is another run's."""
+def _result_of(run: PlannedRun) -> _Result | None:
+    """The last held-out loss of a run that is complete. Raises `UsageError` where its directory is another run's."""
     path, text = os.path.join(run.directory, RECIPE_NAME), recipe_text(run.recipe)
     try:
         os.makedirs(run.directory, exist_ok=True)
@@ -89,7 +116,9 @@ def _result_of(run: PlannedRun) -> EvaluationLine | None:
         lines = read_metrics(run.recipe.metrics.file)
     except NotFound:
         return None
-    return evaluation_of(lines, run.recipe.optimizer.steps)
+    last = run.recipe.optimizer.steps
+    evaluation = evaluation_of(lines, last)
+    return None if evaluation is None else _Result(evaluation.loss, held_out_of(lines, last))
 
 
 def _execute(run: PlannedRun) -> None:

@@ -10,15 +10,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.recipes.trainer.core.figures import SourceLoss
 from fireflyer.recipes.trainer.sources import HeldOut
 
-__all__ = ["evaluate"]
+__all__ = ["HELD_OUT", "evaluate", "note_held_out"]
+
+HELD_OUT: Final = "held_out"
+"""Name among the values of a checkpoint: digest of each held-out source, by its name."""
+
+
+def note_held_out(values: dict[str, Any], sources: Sequence[HeldOut]) -> None:
+    """Puts the digests of `sources` among the `values` of checkpoints, which may have those of a run that goes on.
+    Sources may be added or left out. Raises `UsageError` where one has other records, `DataCorruption` for what are no
+    digests."""
+    saved = values.get(HELD_OUT, {})
+    if not isinstance(saved, dict) or not all(isinstance(one, str) for one in saved.values()):
+        raise DataCorruption(f"{HELD_OUT} of the checkpoint is no table of digests; go on from an older checkpoint")
+    for one in sources:
+        if saved.get(one.name, one.identity) != one.identity:
+            raise UsageError(
+                f"held-out source {one.name!r} has other records than when the run was saved; give it the same data, "
+                "or give the changed data another name"
+            )
+    values[HELD_OUT] = {one.name: one.identity for one in sources}
 
 
 def evaluate(

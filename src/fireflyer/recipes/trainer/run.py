@@ -35,13 +35,13 @@ from fireflyer.recipes.trainer.core.figures import (
     rates,
 )
 from fireflyer.recipes.trainer.core.recipe import Recipe
-from fireflyer.recipes.trainer.evaluation import evaluate
+from fireflyer.recipes.trainer.evaluation import evaluate, note_held_out
 from fireflyer.recipes.trainer.expert_places import LOADS, loads_of, place_measured
 from fireflyer.recipes.trainer.measurements import compare_pipeline, count_quantization, measure_exchanges
 from fireflyer.recipes.trainer.metrics_file import MetricsFile
 from fireflyer.recipes.trainer.pipelines import Pipelined
 from fireflyer.recipes.trainer.preconditions import check_checkpoints, checked_shape, plan_of_checkpoints
-from fireflyer.recipes.trainer.tracing import Tracer
+from fireflyer.recipes.trainer.tracing import check_trace_file
 from fireflyer.runtime import read_environment
 from fireflyer.runtime.reporter import Reporter
 
@@ -93,8 +93,10 @@ def _peer_failures() -> Iterator[None]:
 
 
 def _train(run: Run, reporter: Reporter, identity: str, cleanup: contextlib.ExitStack) -> None:
-    recipe = run.recipe
+    recipe, profile = run.recipe, run.recipe.metrics.profile
     on_rank_0(lambda: check_checkpoints(recipe))
+    if profile is not None:
+        on_rank_0(lambda: check_trace_file(profile.file))
     loop = TrainingLoop(
         recipe.checkpoint.directory,
         run.arrangement.module,
@@ -107,13 +109,14 @@ def _train(run: Run, reporter: Reporter, identity: str, cleanup: contextlib.Exit
         stateful={"data": run.data, "policy": run.policy},
         plan=plan_of_checkpoints(recipe),
         reporter=reporter,
+        before_save=None if run.guard is None else run.guard.before_save,
         by_name=True,
         env=run.env,
-        before_save=None if run.guard is None else run.guard.before_save,
     )
     with loop:
         last = recipe.optimizer.steps
         resumed = loop.restored is not None
+        note_held_out(loop.values, run.held_out)
         run.metrics = on_rank_0(lambda: MetricsFile.open_for(recipe.metrics.file, resumed=resumed, identity=identity))
         if run.metrics is not None:
             cleanup.callback(run.metrics.close)
@@ -122,11 +125,11 @@ def _train(run: Run, reporter: Reporter, identity: str, cleanup: contextlib.Exit
         if resumed:
             _place_experts(run, loop)
         _open_data(run)
-        with Tracer(recipe.metrics.profile if run.env.rank == 0 else None, run.device.type) as tracer:
+        with run.tracer:
             for step in loop.steps(last):
-                tracer.before(step)
+                run.tracer.before(step)
                 _take_step(run, loop, step)
-                tracer.after(step)
+                run.tracer.after(step)
 
 
 def _take_step(run: Run, loop: TrainingLoop, step: int) -> None:
@@ -178,15 +181,15 @@ def _look(run: Run, step: int) -> None:
         run.guard.before_commit(step)
 
 
-def _mean_over_ranks(run: Run, summed: float) -> float:
-    """Mean loss over the tokens of the whole batch, added in the order of ranks: the same bits on all, and in every
-    run."""
 def _counts_batch(run: Run) -> bool:
     """Whether this rank reports its part of the batch: other stages and tensor ranks have the same part."""
     place = run.mesh.coordinates
     return place.pipeline == 0 and place.tensor == 0
 
 
+def _mean_over_ranks(run: Run, summed: float) -> float:
+    """Mean loss over the tokens of the whole batch, added in the order of ranks: the same bits on all, and in every
+    run."""
     group = run.mesh.group("data")
     mine = torch.tensor([summed], dtype=torch.float64)
     sums = [torch.empty_like(mine) for _ in range(group.size())]
@@ -205,6 +208,8 @@ def _go_back(run: Run, loop: TrainingLoop) -> None:
     """To the newest checkpoint, and on from there with the batch after the bad one."""
     position, used = run.data.position, run.policy.state
     loop.rewind()
+    run.tracer.forget()
+    note_held_out(loop.values, run.held_out)
     run.policy.went_back(used)
     run.data.go_on_at(position)
     run.arrangement.balance.count_from(loads_of(loop.values, run.shape))
@@ -248,7 +253,10 @@ def _evaluate(run: Run, step: int) -> None:
 
 def _write_start(run: Run, loop: TrainingLoop, identity: str) -> None:
     name = loop.restored.name if loop.restored is not None else None
-    run.write(StartLine(step=loop.step, checkpoint=name, recipe=identity, world_size=run.env.world_size))
+    held_out = {one.name: one.identity for one in run.held_out}
+    run.write(
+        StartLine(step=loop.step, checkpoint=name, recipe=identity, world_size=run.env.world_size, held_out=held_out)
+    )
 
 
 def _write_step(run: Run, step: int, loss: float, norm: float | None, seconds: float) -> None:

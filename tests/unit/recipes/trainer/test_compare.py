@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.support.trainer.recipes import raw_recipe
+from tests.support.trainer.recipes import raw_recipe, write_tokens
 
 from fireflyer.base.errors import JobFailed, UsageError
 from fireflyer.recipes.trainer import compare
 from fireflyer.recipes.trainer.core.comparison import PlannedRun, planned_runs, technique_of
-from fireflyer.recipes.trainer.core.figures import EvaluationLine
+from fireflyer.recipes.trainer.core.figures import EvaluationLine, StartLine
+from fireflyer.recipes.trainer.core.recipe import resolved
 from fireflyer.recipes.trainer.metrics_file import MetricsFile
 
 
 def runs_in(directory: Path, epsilon: float = 1e-6) -> list[PlannedRun]:
     raw = raw_recipe(compare={"seeds": [4, 5]}) | {"technique": {"optimizer": {"epsilon": epsilon}}}
-    return planned_runs(*technique_of(raw), str(directory))
+    baseline, technique = (resolved(one, str(directory)) for one in technique_of(raw))
+    return planned_runs(baseline, technique, str(directory))
 
 
 class Executed:
     """Stands for the processes: writes the metrics that a run would, and remembers which ran."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, losses: Mapping[str, float | None]) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        losses: Mapping[str, float | None],
+        held_out: Mapping[str, str] | None = None,
+    ) -> None:
+        """`held_out`: digest that a run writes down, by its name; none, as releases of before."""
         self.names: list[str] = []
-        self._losses = losses
+        self._losses, self._held_out = losses, held_out or {}
         monkeypatch.setattr(compare, "_execute", self._execute)
 
     def _execute(self, run: PlannedRun) -> None:
@@ -34,6 +43,9 @@ class Executed:
         if name not in self._losses:
             raise JobFailed(f"{name} was killed")
         file = MetricsFile.open_for(run.recipe.metrics.file, resumed=True, identity="")
+        digest = self._held_out.get(name)
+        held_out = None if digest is None else {"held": digest}
+        file.write(StartLine(step=0, checkpoint=None, recipe="", world_size=1, held_out=held_out))
         file.write(EvaluationLine(step=run.recipe.optimizer.steps, loss=self._losses[name], sources=()))
         file.close()
 
@@ -91,4 +103,28 @@ def test_a_run_that_diverged_is_named_and_not_compared(tmp_path: Path, monkeypat
     for _ in range(2):
         with pytest.raises(UsageError, match="technique, seed 4 diverged: its held-out loss is not finite"):
             compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    assert executed.names == ["baseline-4", "technique-4"]
+
+
+def test_runs_on_other_held_out_data_are_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tokens(tmp_path)
+    (first, *_) = runs_in(tmp_path)
+    (now,) = compare._held_out_now(first)
+    Executed(monkeypatch, {"baseline-4": 2.0}, {"baseline-4": now})
+    with pytest.raises(JobFailed, match="technique-4 was killed"):
+        compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    shutil.rmtree(tmp_path / "held")
+    write_tokens(tmp_path, ("held",))
+    executed = Executed(monkeypatch, LOSSES)
+    with pytest.raises(UsageError, match="technique, seed 4: the held-out data have changed since the runs before it"):
+        compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    assert executed.names == [], "nothing runs that cannot be compared"
+
+
+def test_data_that_change_while_runs_go_on_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tokens(tmp_path)
+    (now,) = compare._held_out_now(runs_in(tmp_path)[0])
+    executed = Executed(monkeypatch, LOSSES, {"baseline-4": now, "technique-4": "changed"})
+    with pytest.raises(UsageError, match="technique, seed 4: the held-out data have changed"):
+        compare.compare_runs(runs_in(tmp_path), lambda _: None)
     assert executed.names == ["baseline-4", "technique-4"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.support.trainer.recipes import raw_recipe, write_tokens
 
-from fireflyer.base.errors import NotFound, UsageError
+from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.recipes.trainer import evaluation
 from fireflyer.recipes.trainer.core.figures import SourceLoss
 from fireflyer.recipes.trainer.core.parsing import recipe_of
@@ -144,3 +144,16 @@ def test_a_state_of_another_program_is_refused(tmp_path: Path, state: dict[str, 
 def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="source 'a'"):
         opened(tmp_path)
+
+
+def test_checkpoints_of_before_say_nothing_of_held_out_records(tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    recipe = resolved(recipe_of(raw_recipe()), str(tmp_path))
+    sources = open_held_out(recipe.data, recipe.evaluation, sequence_tokens=16, vocabulary=64)
+    values: dict[str, Any] = {"expert_loads": {}}
+    for _ in range(2):
+        evaluation.note_held_out(values, sources)
+        assert values == {"expert_loads": {}, evaluation.HELD_OUT: {"held": sources[0].identity}}
+    for wrong in (["held"], {"held": 1}):
+        with pytest.raises(DataCorruption, match="held_out of the checkpoint is no table of digests"):
+            evaluation.note_held_out({evaluation.HELD_OUT: wrong}, sources)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from tests.support.trainer.bad_batches import BadBatch, spoil
 from tests.support.trainer.recipes import VOCABULARY, raw_recipe, write_llama, write_tokens
 
-from fireflyer.base.errors import PermanentError, UsageError
+from fireflyer.base.errors import FireflyerError, PermanentError, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.checkpoint import CheckpointManager, describe
 from fireflyer.recipes.trainer import building
@@ -89,6 +91,34 @@ def test_a_rewind_before_the_first_checkpoint_is_a_skip(base: Path, monkeypatch:
     run(base, policy={"on_not_finite": "rewind"})
     assert anomalies(base) == [(2, "skip"), (6, "rewind")]
     assert taken(base)[:6] == [(1, 8), (2, 16), (3, 24), (4, 32), (5, 40), (5, 56)]
+
+
+def test_a_trace_has_the_steps_that_were_taken_after_a_rewind(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil([SIXTH], monkeypatch.setattr)
+    profile = {"first_step": 5, "last_step": 7, "file": "traces/trace.json"}
+    run(base, policy={"on_not_finite": "rewind"}, metrics={"profile": profile})
+    assert taken(base)[4:] == [(5, 40), (5, 56), (6, 64), (7, 72), (8, 80)]
+    events = json.loads((base / "traces" / "trace.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "Optimizer.step#AdamW.step" for event in events) == 3, "of steps 5 to 7"
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_anything_starts(base: Path) -> None:
+    (base / "file").touch()
+    with pytest.raises(FireflyerError, match=r"file/trace\.json"):
+        run(base, metrics={"profile": {"first_step": 1, "last_step": 1, "file": "file/trace.json"}})
+    assert not (base / "checkpoints").exists()
+
+
+def test_a_run_goes_on_with_the_held_out_records_that_it_was_saved_with(base: Path) -> None:
+    run(base, optimizer={"steps": 4})
+    shutil.rmtree(base / "held")
+    write_tokens(base, ("held",))
+    before = (base / "metrics.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="held-out source 'held' has other records than when the run was saved"):
+        run(base)
+    assert (base / "metrics.jsonl").read_bytes() == before
+    run(base, data={"evaluation": [{"name": "new", "path": "held"}]})
+    assert taken(base)[-1] == (8, 64)
 
 
 def test_a_recipe_says_which_checkpoints_stay_and_how_often_the_job_fails(

@@ -29,6 +29,7 @@ __all__ = [
     "StartLine",
     "StepLine",
     "evaluation_of",
+    "held_out_of",
     "mean_loss",
     "rates",
 ]
@@ -55,6 +56,9 @@ class StartLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     recipe: str
     """Digest of it."""
     world_size: int
+    held_out: dict[str, str] | None = None
+    """Digest of each held-out source, by its name, in the order of the recipe; None where an earlier release wrote the
+    line."""
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step", forbid_unknown_fields=True):
@@ -203,3 +207,14 @@ def evaluation_of(lines: Iterable[MetricsLine], step: int) -> EvaluationLine | N
         if isinstance(line, EvaluationLine) and line.step == step:
             found = line
     return found
+
+
+def held_out_of(lines: Iterable[MetricsLine], step: int) -> tuple[str, ...] | None:
+    """Digests of the sources of `evaluation_of`, in the order of the recipe; None where they were not written down."""
+    now = found = None
+    for line in lines:
+        if isinstance(line, StartLine):
+            now = line.held_out
+        elif isinstance(line, EvaluationLine) and line.step == step:
+            found = now
+    return None if found is None else tuple(found.values())
