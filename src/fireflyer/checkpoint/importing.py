@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
+from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import MIB
@@ -22,6 +26,8 @@ from fireflyer.checkpoint.storage import CheckpointPath, Storage, open_storage
 __all__ = ["Imported", "import_checkpoint"]
 
 _PIECE_BYTES: Final = 16 * MIB
+_MAX_INDEX_BYTES: Final = 128 * MIB
+_ONE_OF_SEVERAL: Final = re.compile(r"(.*)-([0-9]{1,10})-of-([0-9]{1,10})\.safetensors", re.DOTALL)
 
 
 class Imported(NamedTuple):
@@ -54,8 +60,11 @@ def import_checkpoint(
     saved, its tensors get the names that `capture` gives (`model/…`), for `TrainingLoop`. Tensors of other files get
     `prefix` before their names.
 
-    Raises `NotFound`, `UsageError` for a step that is there, `DataCorruption` for files that cannot be read; nothing in
-    them is trusted, but what they lack are checksums, so damage within a tensor goes unnoticed."""
+    Of a directory with `model.safetensors.index.json` the files that it names are taken, and no others.
+
+    Raises `NotFound`, also where a file of several (`model-00002-of-00003.safetensors`) is missing, `UsageError` for a
+    step that is there, `DataCorruption` for files that cannot be read; nothing in them is trusted, but what they lack
+    are checksums, so damage within a tensor goes unnoticed."""
     if not 0 <= step <= MAX_STEP:
         raise UsageError(f"step {step} is out of range; it must be between 0 and {MAX_STEP}")
     content = _content(open_storage(source, disk=disk), prefix, model, trust_pickles)
@@ -81,10 +90,17 @@ def _content(source: Storage, prefix: str, model: str | None, trust_pickles: boo
         return Content(*dcp_content(source, model, trust_pickles=trust_pickles))
     if model is not None:
         raise UsageError(f"{source.name} is no checkpoint of DCP (it has no .metadata); --model is for those")
-    return _of_files(source.disk, _files(source), prefix)
+    weight_map = _weight_map(source)
+    content = _of_files(source.disk, _files(source, weight_map), prefix)
+    there = {spec.name for spec in content.specs}
+    for name, file in weight_map.items():
+        if prefix + name not in there:
+            raise DataCorruption(f"{source.name} has no tensor {name[:80]!r}, which should be in {file[:200]!r}")
+    return content
 
 
-def _files(source: Storage) -> list[str]:
+def _files(source: Storage, weight_map: Mapping[str, str]) -> list[str]:
+    """All of one model. Raises `NotFound` where some are missing."""
     disk, root, shown = source
     if not disk.is_dir(root):
         if disk.exists(root):
@@ -95,7 +111,53 @@ def _files(source: Storage) -> list[str]:
         raise UsageError(
             f"{shown} holds no checkpoint of DCP (.metadata) and no *.safetensors; {INDEX_FILE} alone is none"
         )
-    return [f"{root}/{name}" for name in names]
+    # Beside the files that an index names may be the same model once more (`consolidated.safetensors`).
+    chosen = {*weight_map.values()} if weight_map else {*names}
+    missing = min(chosen - {*names}, default=None) if weight_map else _missing(names)
+    if missing is not None:
+        raise NotFound(f"{shown} has no {missing[:200]!r}, which belongs to the files there; download what is missing")
+    return [f"{root}/{name}" for name in names if name in chosen]
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """Of `model.safetensors.index.json`."""
+
+    weight_map: dict[str, str]
+
+
+def _weight_map(source: Storage) -> dict[str, str]:
+    """The file of each tensor, as the index of the directory says; empty where there is none. Nothing in it is trusted:
+    the names may be any."""
+    path = f"{source.root}/{INDEX_FILE}"
+    if not source.disk.exists(path):
+        return {}
+    with contextlib.closing(source.disk.open(path)) as file:
+        size = file.size()
+        if size > _MAX_INDEX_BYTES:
+            raise DataCorruption(f"{path} has {size} bytes, above {_MAX_INDEX_BYTES}")
+        content = file.pread(size, 0)
+    try:
+        found = decode_json(content, _Index).weight_map
+    except DECODE_ERRORS as error:
+        raise DataCorruption(f"{path} is not readable: {error}") from error
+    if not found:
+        raise DataCorruption(f"{path} names no tensors")
+    return found
+
+
+def _missing(names: Iterable[str]) -> str | None:
+    """Of files that are called one of several, the first that is not there."""
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        match = _ONE_OF_SEVERAL.fullmatch(name)
+        if match is not None:
+            numbers.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    for (stem, count), found in numbers.items():
+        first = 0 if 0 in found else 1  # as Hugging Face counts, or as we do
+        for number in range(first, first + int(count)):
+            if number not in found:
+                return f"{stem}-{number:0{len(count)}}-of-{count}.safetensors"
+    return None
 
 
 class _Place(NamedTuple):

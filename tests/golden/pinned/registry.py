@@ -17,7 +17,7 @@ from fireflyer.accounts import rows as account_rows
 from fireflyer.accounts import user_calls
 from fireflyer.analytics.reliability import log_lines, platform_progress
 from fireflyer.base import events, health_event, node_counters
-from fireflyer.checkpoint import agreement, restoring
+from fireflyer.checkpoint import agreement, importing, restoring
 from fireflyer.checkpoint.core import manager as checkpoint_saves
 from fireflyer.checkpoint.core import manifest as checkpoint_manifest
 from fireflyer.checkpoint.core import safetensors, stages
@@ -347,6 +347,7 @@ FORMATS: Final = (
     Format("checkpoint.record-parts", "json", checkpoint_saves._InParts),
     Format("checkpoint.dcp-shard", "json", checkpoint_dcp._Written),
     Format("checkpoint.safetensors-header", "json", dict[str, safetensors._Entry]),
+    Format("checkpoint.model-index", "json", importing._Index),
     Format("checkpoint.restore-choice", "json", restoring._Choice),
     Format("checkpoint.save-go", "json", agreement._Go),
     Format("checkpoint.stage-message", "json", agreement._Message),
