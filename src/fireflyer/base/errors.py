@@ -187,10 +187,13 @@ _BY_CODE = {cls.code: cls for cls in _CLASSES}
 
 
 def error_to_wire(error: BaseException) -> tuple[str, str]:
-    """`(code, message)` of any exception. What is not ours crosses as an invariant violation without its traceback."""
+    """`(code, message)` of any exception. What is not ours crosses as an invariant violation without its traceback, and
+    what UTF-8 cannot hold (of a path that is not UTF-8) as an escape."""
     if isinstance(error, FireflyerError):
-        return error.code, error.message
-    return InvariantViolation.code, f"unexpected {type(error).__name__}: {error}"
+        code, message = error.code, error.message
+    else:
+        code, message = InvariantViolation.code, f"unexpected {type(error).__name__}: {error}"
+    return code, message.encode(errors="backslashreplace").decode()
 
 
 def error_from_wire(code: str, message: str) -> FireflyerError:

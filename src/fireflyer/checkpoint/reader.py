@@ -21,6 +21,7 @@ from fireflyer.base.errors import (
     PermanentError,
     PermissionDenied,
     TransientError,
+    error_to_wire,
 )
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
@@ -77,7 +78,7 @@ def choose(
         except TransientError:
             raise
         except FireflyerError as error:
-            passed_over.append(SkippedCheckpoint(candidate.name, error.message))
+            passed_over.append(SkippedCheckpoint(candidate.name, error_to_wire(error)[1]))
         else:
             return (candidate, manifest), tuple(passed_over)
     return None, tuple(passed_over)

@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 from fireflyer.base.decoding import decode_json
-from fireflyer.base.errors import DataCorruption, FireflyerError, error_from_wire, error_to_wire
+from fireflyer.base.errors import DataCorruption, error_from_wire, error_to_wire
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.agreement import Agreement
@@ -62,7 +62,7 @@ class Restoring:
                     f"none of the {len(passed_over)} checkpoints in {shown} is valid (the newest: "
                     f"{passed_over[0].reason}); repair one, or move them away to start over"
                 )
-        except FireflyerError as error:
+        except Exception as error:  # whatever it is: the others wait to hear of it
             self._tell(_Choice(error=error_to_wire(error)))
             raise
         self._tell(_Choice(candidate=chosen[0] if chosen else None, passed_over=passed_over))

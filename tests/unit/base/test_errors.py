@@ -34,6 +34,12 @@ def test_an_error_that_is_not_ours_crosses_without_its_traceback() -> None:
     assert error_to_wire(KeyError("x")) == ("invariant_violation", "unexpected KeyError: 'x'")
 
 
+def test_what_utf_8_cannot_hold_crosses_as_an_escape() -> None:
+    """Of a path that is no UTF-8: an encoder would raise where the error is to be told."""
+    assert error_to_wire(errors.NotFound("/data/\udcff: no such file")) == ("not_found", r"/data/\udcff: no such file")
+    assert error_to_wire(OSError("\udcff"))[1] == r"unexpected OSError: \udcff"
+
+
 def test_an_unknown_code_from_a_newer_peer_is_permanent() -> None:
     again = error_from_wire("teapot", "no coffee")
     assert type(again) is errors.PermanentError

@@ -20,6 +20,7 @@ from fireflyer.base.errors import (
     Aborted,
     DataCorruption,
     Fenced,
+    InvariantViolation,
     NoSpace,
     Timeout,
 )
@@ -301,6 +302,19 @@ def test_when_rank_0_cannot_restore_the_others_hear_why(tmp_path: Path, disk: Di
 
     messages = ranks.together(failing)
     assert all("none of the 1 checkpoints" in message for message in messages)
+    ranks.close()
+
+
+def test_whatever_ends_the_restore_of_rank_0_the_others_hear_of_it(tmp_path: Path, disk: Disk) -> None:
+    save_all(tmp_path, [10])
+    ranks = Ranks(str(tmp_path), 2, disk, timeout_ns=20 * SECOND)
+
+    def failing(ours: CheckpointManager) -> str:
+        with pytest.raises((ZeroDivisionError, InvariantViolation)) as caught:
+            ours.restore(wanted=lambda _: 1 // ours.rank == 1)
+        return str(caught.value)
+
+    assert "rank 0 could not restore: unexpected ZeroDivisionError" in ranks.together(failing)[1]
     ranks.close()
 
 
