@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,20 +18,22 @@ from hypothesis import strategies as st
 from tests.support.checkpoints.states import snapshot_of
 
 from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.ports import Disk
 from fireflyer.checkpoint import State
 from fireflyer.checkpoint.core.manifest import (
     Manifest,
-    check_plain,
     decode_manifest,
     decode_record,
     encode_manifest,
     encode_record,
 )
 from fireflyer.checkpoint.core.names import candidates, final_name, is_leftover, shard_name, temporary_name, trash_name
+from fireflyer.checkpoint.core.plain import check_plain, decode_state, encode_state
 from fireflyer.checkpoint.core.retention import to_remove
 from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, TensorSpec, build_header, encode_entries, place
 from fireflyer.checkpoint.core.shares import assign, own_name, share_of, split_own
 from fireflyer.checkpoint.engine.image import RunningSums, write_shard
+from fireflyer.checkpoint.engine.loading import load, sink_of
 from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.snapshot import SnapshotBuffer
@@ -131,6 +135,8 @@ def test_own_names_can_be_told_apart(rank: int, name: str) -> None:
     assert split_own(name) is None
     assert split_own("own/x/y") is None
     assert split_own("own/5") is None
+    for text in (f"0{rank}", f"+{rank}", f"{rank} ", "٣", f"1{rank:07}"):
+        assert split_own(f"own/{text}/{name}") is None, "nobody of us writes it so"
 
 
 @given(st.lists(st.binary(max_size=9), max_size=8), st.integers(1, 7))
@@ -159,8 +165,8 @@ def test_names_that_the_format_cannot_hold_are_refused(name: str) -> None:
 # Manifests.
 
 
-def manifest_of(shared: list[TensorSpec], world_size: int) -> Manifest:
-    disk = SimDisk().mount()
+def manifest_of(shared: list[TensorSpec], world_size: int, disk: Disk | None = None) -> Manifest:
+    disk = disk or SimDisk().mount()
     disk.mkdir("/c")
     records = []
     for rank in range(world_size):
@@ -170,7 +176,19 @@ def manifest_of(shared: list[TensorSpec], world_size: int) -> Manifest:
     return Manifest(1, 3, 0, world_size, tuple(records), {"lr": 0.1, "betas": [0.9, 1e-300]}, {"plan": None})
 
 
-SAMPLE = manifest_of([TensorSpec("a", "F32", (2, 3)), TensorSpec("b", "BF16", ()), TensorSpec("c", "I8", (0,))], 2)
+SAMPLE_DISK = SimDisk().mount()
+SAMPLE = manifest_of(
+    [TensorSpec("a", "F32", (2, 3)), TensorSpec("b", "BF16", ()), TensorSpec("c", "I8", (0,))], 2, SAMPLE_DISK
+)
+
+
+def numbers_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where numbers are in what JSON holds."""
+    if isinstance(value, dict):
+        return [found for key, inner in value.items() for found in numbers_in(inner, (*path, key))]
+    if isinstance(value, list):
+        return [found for index, inner in enumerate(value) for found in numbers_in(inner, (*path, index))]
+    return [path] if isinstance(value, int) else []
 
 
 @relaxed
@@ -199,6 +217,19 @@ def test_a_manifest_cut_anywhere_is_refused(length: int) -> None:
         decode_manifest(encode_manifest(SAMPLE)[:length])
 
 
+@given(st.sampled_from(numbers_in(msgspec.json.decode(msgspec.json.encode(SAMPLE)))), st.integers(-(2**63), 2**64 - 1))
+def test_a_manifest_with_any_number_is_refused_or_read(path: tuple[Any, ...], number: int) -> None:
+    """A number out of range must not raise what nobody expects: the checkpoint before would not be used."""
+    body = inner = msgspec.json.decode(msgspec.json.encode(SAMPLE))
+    for part in path[:-1]:
+        inner = inner[part]
+    inner[path[-1]] = number
+    data = msgspec.json.encode(body)
+    with contextlib.suppress(DataCorruption):
+        found = decode_manifest(b'{"crc32c":"%08x","body":%b}' % (crc32c(data), data))
+        load(SAMPLE_DISK, "", "c", found, sink_of(lambda _rank, _tensor: None))
+
+
 @given(st.binary(max_size=200))
 @example(b'{"crc32c":"00000000","body":{}}')
 @example(b'{"crc32c":"00000000","body":' + b"[" * 100_000)
@@ -219,6 +250,8 @@ def test_garbage_is_refused(data: bytes) -> None:
         ({"file_bytes": 10_000}, "its tensors need"),
         ({"rank": 1}, "one shard for each"),
         ({"rank": -1}, "one shard for each"),
+        ({"header_crc32c": -1}, "checksum that is out of range"),
+        ({"header_crc32c": 1 << 32}, "checksum that is out of range"),
     ],
 )
 def test_a_manifest_that_proves_itself_but_lies_is_refused(changes: dict[str, object], reason: str) -> None:
@@ -239,6 +272,9 @@ def test_a_manifest_that_proves_itself_but_lies_is_refused(changes: dict[str, ob
         {"shape": (1,) * 1000},
         {"dtype": "F32; rm"},
         {"name": "b"},
+        {"crc32c": -1},
+        {"crc32c": 1 << 32},
+        {"blocks": (1, 2)},
     ],
 )
 def test_tensors_that_overlap_or_leave_their_file_are_refused(changes: dict[str, object]) -> None:
@@ -276,7 +312,7 @@ def test_plain_values_survive_exactly(value: object) -> None:
     assert repr(back) == repr(value), "also the sign of zero, and 1.0 is not 1"
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan, b"x", {1: 2}, 2**64, {1, 2}, object()])
+@pytest.mark.parametrize("value", [math.inf, math.nan, b"x", {1: 2}, 2**64, {1, 2}, object(), "\ud800", {"a\udfff": 1}])
 def test_values_that_json_would_change_are_refused(value: object) -> None:
     with pytest.raises(UsageError, match="values"):
         check_plain({"value": [value]}, "values")
@@ -287,6 +323,57 @@ def test_values_that_contain_themselves_are_refused() -> None:
     endless.append(endless)
     with pytest.raises(UsageError, match="levels deep"):
         check_plain(endless, "values")
+
+
+FORMS = ("float", "mapping", "counter")
+states = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | text,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(text | st.integers(-9, 9) | st.floats(allow_nan=False) | st.none(), inner, max_size=3)
+        | st.dictionaries(text | st.integers(-9, 9), st.integers(-9, 9)).map(Counter)
+        | st.builds(lambda key, value: {key: value}, st.sampled_from([f"fireflyer.{it}" for it in FORMS]), inner)
+    ),
+    max_leaves=10,
+)
+
+
+@given(states)
+def test_states_of_schedulers_survive_exactly(value: object) -> None:
+    encoded = encode_state(value, "state")
+    assert check_plain(encoded, "state") == encoded
+    manifest = msgspec.structs.replace(SAMPLE, values={"state": encoded})
+    back = decode_state(decode_manifest(encode_manifest(manifest)).values["state"])
+    assert repr(back) == repr(value), "also types, the sign of zero, and numbers that are none"
+
+
+@given(plain)
+def test_a_state_of_plain_values_is_stored_as_it_is(value: object) -> None:
+    assert encode_state(value, "state") == check_plain(value, "state")
+
+
+@pytest.mark.parametrize(
+    "value", [b"x", {1, 2}, object(), "\ud800", {(1, 2): 3}, {b"x": 1}, [math.inf, {"a": {2**64}}]]
+)
+def test_states_that_cannot_be_stored_are_refused_by_name(value: object) -> None:
+    with pytest.raises(UsageError, match=r"stateful\['loader'\]"):
+        encode_state({"loader": value}, "stateful")
+
+
+@pytest.mark.parametrize(
+    "value", [{"float": "1.5"}, {"float": [1]}, {"mapping": 3}, {"mapping": [[1]]}, {"counter": [[[1], 2]]}]
+)
+def test_states_that_no_release_writes_are_refused(value: dict[str, object]) -> None:
+    with pytest.raises(DataCorruption, match="which no release writes"):
+        decode_state({f"fireflyer.{form}": inner for form, inner in value.items()})
+
+
+def test_a_state_that_is_nested_without_end_is_refused() -> None:
+    deep: list[object] = []
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(DataCorruption, match="levels deep"):
+        decode_state(deep)
 
 
 # Names and retention.

@@ -61,7 +61,8 @@ _ASK_NS = SECOND
 
 
 class Stateful(Protocol):
-    """Interface of torch's schedulers, gradient scalers and stateful samplers. The state holds no tensors."""
+    """Interface of torch's schedulers, gradient scalers and stateful samplers. The state holds no tensors; tuples in it
+    come back as lists."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...

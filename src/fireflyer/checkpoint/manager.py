@@ -41,7 +41,8 @@ from fireflyer.checkpoint.agreement import AGREE_TIMEOUT_NS, Agreement
 from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.fence import UNKNOWN_LAUNCH
 from fireflyer.checkpoint.core.manager import Settings
-from fireflyer.checkpoint.core.manifest import PlanRecord, check_plain, continue_plans
+from fireflyer.checkpoint.core.manifest import PlanRecord, continue_plans
+from fireflyer.checkpoint.core.plain import check_plain
 from fireflyer.checkpoint.core.schedule import Periods, Schedule
 from fireflyer.checkpoint.engine.save import BackgroundSave, SaveHandle
 from fireflyer.checkpoint.engine.steps import GIVEN_UP

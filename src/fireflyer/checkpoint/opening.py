@@ -24,8 +24,9 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.fence import Writer, check_start, next_writer, overtaken_by, smaller
-from fireflyer.checkpoint.core.manifest import check_plain, decode_job_plan, encode_job_plan
+from fireflyer.checkpoint.core.manifest import decode_job_plan, encode_job_plan
 from fireflyer.checkpoint.core.names import JOB_FILE, candidates, trash_name
+from fireflyer.checkpoint.core.plain import check_plain
 from fireflyer.checkpoint.core.retention import leftovers
 from fireflyer.checkpoint.engine.directory import (
     discard,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from fireflyer.base.errors import InvariantViolation
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord, plans_of
@@ -137,6 +138,8 @@ class Collector:
         if record.name.startswith(OWN_PREFIX) and (own := split_own(record.name)) is not None:
             if own[0] != self._rank or self.own is None:
                 return None
+            if own[1] in self.own:  # its address is known to the load: it must stay
+                raise InvariantViolation(f"{record.name[:80]!r} is the second tensor of that name")
             target = self.own[own[1]] = empty_tensor(record.dtype, record.shape)
             return target.data_ptr()
         name = record.name if record.slice is None else record.slice.of

@@ -25,6 +25,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from fireflyer.base.errors import UsageError
+from fireflyer.checkpoint.core.plain import decode_state, encode_state
 from fireflyer.checkpoint.sharding import address_of, local_part, sharded_like
 
 __all__ = [
@@ -61,7 +62,8 @@ def capture(
     rng: bool = True,
     by_name: bool = False,
 ) -> State:
-    """The state of a job on this rank. `values` are the caller's own (sampler position, …). Raises `UsageError`.
+    """The state of a job on this rank. `values` are the caller's own (sampler position, …); `load_into` returns them,
+    with floats that are not finite and keys that are numbers, but tuples as lists. Raises `UsageError`.
 
     `by_name` (default: by number) names state of the optimizer by its parameter: for jobs in which ranks have different
     parts of the model, which must call each parameter by its name in the whole model, and for what such a job is to
@@ -78,7 +80,7 @@ def capture(
         shared[f"model/{name}"] = value
         if name not in parameters:
             buffers.append(f"model/{name}")
-    plain: dict[str, Any] = {"user": dict(values or {})}
+    plain: dict[str, Any] = {"user": encode_state(dict(values or {}), "values")}
     if optimizer is not None:
         capture_state = _capture_by_name if by_name else _capture_optimizer
         plain["optimizer"] = capture_state(optimizer, shared, _names(model, described))
@@ -231,7 +233,7 @@ def load_into(
             shared, plain = _numbered(shared, plain, optimizer, names)
         _check_optimizer(plain, optimizer, names)
         _load_optimizer(shared, plain, optimizer)
-    return dict(values.get("user", {}))
+    return dict(decode_state(values.get("user", {})))
 
 
 def _numbered(

@@ -22,7 +22,12 @@ from fireflyer.checkpoint import (
     State,
     verify,
 )
-from fireflyer.checkpoint.core.manifest import TensorRecord, decode_manifest
+from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, decode_manifest
+from fireflyer.checkpoint.core.names import shard_name
+from fireflyer.checkpoint.core.safetensors import TensorSpec, place
+from fireflyer.checkpoint.engine.image import header_of
+from fireflyer.checkpoint.engine.stream import write_stream
+from fireflyer.checkpoint.fresh import commit_manifest
 from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk, RealFile
 from fireflyer.sim import Fault, FaultKind, SimDisk
@@ -86,6 +91,47 @@ def test_a_checkpoint_that_was_moved_and_linked_to_is_not_emptied(tmp_path: Path
     assert sorted(os.listdir(tmp_path / "archive")) == ["manifest.json", "shard-00000-of-00001.safetensors"]
 
 
+def rewrite(path: Path, manifest: Manifest) -> None:
+    """As somebody who proves what he claims."""
+    body = msgspec.json.encode(manifest)
+    path.write_bytes(b'{"crc32c":"%08x","body":%b}' % (crc32c(body), body))
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32, -(1 << 63), (1 << 64) - 1])
+def test_a_manifest_with_a_checksum_that_is_none_is_passed_over(tmp_path: Path, number: int) -> None:
+    save_all(tmp_path, [10, 20])
+    path = tmp_path / "step-00000020" / "manifest.json"
+    manifest = decode_manifest(path.read_bytes())
+    (shard,) = manifest.shards
+    first = msgspec.structs.replace(shard.tensors[0], crc32c=number)
+    shard = msgspec.structs.replace(shard, tensors=(first, *shard.tensors[1:]))
+    rewrite(path, msgspec.structs.replace(manifest, shards=(shard,)))
+    restored = newest(tmp_path)
+    assert same(restored, 10)
+    assert ["checksum that is out of range" in entry.reason for entry in restored.passed_over] == [True]
+
+
+@pytest.mark.parametrize("other", ["own/00/x", "own/+0/x", "own/٠/x", "own/0 /x"])
+def test_two_own_tensors_that_seem_to_have_one_name_are_read_into_memory_of_their_own(
+    tmp_path: Path, other: str
+) -> None:
+    disk, values = RealDisk(), {"own/0/x": 1, other: 2}
+    disk.mkdir(f"{tmp_path}/t")
+    placed = place(TensorSpec(name, "U8", (5,)) for name in values)
+    record = write_stream(
+        disk,
+        f"{tmp_path}/t/{shard_name(0, 1)}",
+        header_of(placed, step=1, rank=0),
+        placed,
+        lambda spec: [memoryview(bytes([values[spec.name]] * 5))],
+    )
+    commit_manifest(disk, str(tmp_path), "step-00000001", "t", Manifest(1, 1, 0, 1, (record,), {}))
+    restored = newest(tmp_path)
+    assert restored.own is not None
+    assert {name: tensor.tolist() for name, tensor in restored.own.items()} == {"x": [1] * 5}
+    assert {name: tensor.tolist() for name, tensor in restored.shared.items()} == {other: [2] * 5}
+
+
 @pytest.mark.parametrize("shape", [(1 << 45,), (0, 1 << 62, 1 << 62)])
 def test_a_manifest_that_claims_absurd_sizes_is_passed_over(tmp_path: Path, shape: tuple[int, ...]) -> None:
     save_all(tmp_path, [10, 20])
@@ -96,8 +142,7 @@ def test_a_manifest_that_claims_absurd_sizes_is_passed_over(tmp_path: Path, shap
     shard = msgspec.structs.replace(
         shard, tensors=(*shard.tensors, claimed), file_bytes=shard.file_bytes + claimed.size_bytes
     )
-    body = msgspec.json.encode(msgspec.structs.replace(manifest, shards=(shard,)))
-    path.write_bytes(b'{"crc32c":"%08x","body":%b}' % (crc32c(body), body))
+    rewrite(path, msgspec.structs.replace(manifest, shards=(shard,)))
     restored = newest(tmp_path)
     assert same(restored, 10)
     assert [entry.name for entry in restored.passed_over] == ["step-00000020"]
@@ -113,6 +158,18 @@ def test_a_state_too_large_to_be_read_again_does_not_replace_what_can_be(
     assert isinstance(error, UsageError)
     assert "above 5000; keep long lists of values as tensors" in str(error)
     assert listed(os.listdir(tmp_path)) == ["step-00000010"]
+
+
+def test_text_that_no_manifest_can_hold_is_refused_at_the_save_by_name(tmp_path: Path) -> None:
+    with manager(tmp_path) as ours:
+        for values, named in (
+            ({"file": "model\udcff"}, r"state.values\['file'\] is"),
+            ({"a\udcff": 1}, "a key of state.v"),
+        ):
+            with pytest.raises(UsageError, match=f"{named}.*no valid Unicode"):
+                ours.save(10, State({}, {}, values))
+        ours.save(20, state_of(20), blocking=True).result()
+    assert listed(os.listdir(tmp_path)) == ["step-00000020"]
 
 
 def test_when_all_are_damaged_the_job_does_not_start_over_in_silence(tmp_path: Path) -> None:

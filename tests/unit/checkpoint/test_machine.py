@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zlib
 from collections import deque
+from typing import Any
 
 import pytest
 from tests.support.checkpoints.jobs import make_share
@@ -42,11 +43,11 @@ from fireflyer.sim import SimDisk
 WORLD = 2
 
 
-def machine(rank: int, world_size: int = WORLD) -> SaveMachine:
+def machine(rank: int, world_size: int = WORLD, values: dict[str, Any] | None = None) -> SaveMachine:
     settings = Settings(
         rank=rank, world_size=world_size, attempt=3, keep=1, prefix="checkpoint/main", timeout_ns=10, job_plan=None
     )
-    return SaveMachine(settings, step=20, sequence=5, values={}, forget_from=4)
+    return SaveMachine(settings, step=20, sequence=5, values=values or {}, forget_from=4)
 
 
 def record(rank: int, world_size: int) -> ShardRecord:
@@ -63,8 +64,13 @@ def failed(effect: Effect) -> Failed:
 class Run:
     """Machines whose effects succeed, except those that `fails` names as (rank, effect, how many before it)."""
 
-    def __init__(self, world_size: int = WORLD, fails: tuple[int, type[Effect], int] | None = None) -> None:
-        self.machines = [machine(rank, world_size) for rank in range(world_size)]
+    def __init__(
+        self,
+        world_size: int = WORLD,
+        fails: tuple[int, type[Effect], int] | None = None,
+        values: dict[str, Any] | None = None,
+    ) -> None:
+        self.machines = [machine(rank, world_size, values) for rank in range(world_size)]
         self.queues: list[deque[Effect]] = [deque(one.handle(0, Begin())) for one in self.machines]
         self.log: list[list[str]] = [[] for _ in self.machines]
         self.finished: dict[int, Finish] = {}
@@ -136,6 +142,14 @@ def test_two_ranks_save_in_this_order() -> None:
         ["TakeSnapshot", "Await dir", "WriteShard", "Publish record/1", "Await outcome", "Finish"],
     ]
     assert {finish.name for finish in run.finished.values()} == {"step-00000020"}
+
+
+@pytest.mark.parametrize("value", ["model\udcff", object()])
+def test_values_that_no_manifest_can_hold_end_the_save_on_every_rank(value: object) -> None:
+    """`check_plain` refuses them before: here they have come so far."""
+    run = Run(values={"value": value}).run()
+    assert [finish.name for finish in run.finished.values()] == [None] * WORLD
+    assert run.log[0][-3:] == ["Publish outcome", "Finish", "Discard"]
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from typing import Any
 import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS, decode_json
-from fireflyer.base.errors import DataCorruption, InvariantViolation, UsageError
+from fireflyer.base.errors import DataCorruption, InvariantViolation, UsageError, error_to_wire
 from fireflyer.checkpoint.core.effects import (
     Await,
     Begin,
@@ -243,8 +243,8 @@ class SaveMachine:
         try:
             check_manifest(manifest)  # older checkpoints are removed for this one: it must be one that is read again
             data = encode_manifest(manifest)
-        except (UsageError, DataCorruption) as error:
-            return self._failed(Failed(error.code, error.message))
+        except Exception as error:  # whatever it is, such as an encoder's: the others wait to hear of it
+            return self._failed(Failed(*error_to_wire(error)))
         newest = self.settings.newest_step
         first = newest is not None and self.step > newest
         return self._enter(Phase.COMMITTING, Commit(self.directory, self.step, data, first))

@@ -19,21 +19,22 @@ from fireflyer.base.decoding import DECODE_ERRORS, decode_json
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.names import MAX_RANKS, MAX_STEP, shard_name
-from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, MAX_HEADER_BYTES
+from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, MAX_HEADER_BYTES, TensorSpec
 from fireflyer.checkpoint.core.slices import Box, Slice, covers, slice_name
 from fireflyer.native import crc32c
 
 __all__ = [
     "FORMAT_VERSION",
     "MAX_MANIFEST_BYTES",
+    "MAX_SHARD_BYTES",
     "SLICED_VERSION",
     "Manifest",
     "PlanRecord",
     "Saved",
     "ShardRecord",
     "TensorRecord",
+    "check_listed",
     "check_manifest",
-    "check_plain",
     "continue_plans",
     "decode_job_plan",
     "decode_manifest",
@@ -53,7 +54,7 @@ MAX_SHARD_BYTES = 1 << 50
 MAX_DIMENSIONS = 64
 MAX_PLANS = 1000
 """A job that changed more often forgets the oldest."""
-_MAX_PLAIN_DEPTH = 64
+_MAX_CRC32C = (1 << 32) - 1
 
 T = TypeVar("T")
 
@@ -170,10 +171,32 @@ def encode_manifest(manifest: Manifest) -> bytes:
         del body["saved"]
     data = _seal(msgspec.json.encode(body))
     if len(data) > MAX_MANIFEST_BYTES:
+        if 2 * len(msgspec.json.encode(manifest.values)) < len(data):
+            raise _too_many(sum(len(shard.tensors) for shard in manifest.shards), len(data))
         raise UsageError(
             f"the manifest has {len(data)} bytes, above {MAX_MANIFEST_BYTES}; keep long lists of values as tensors"
         )
     return data
+
+
+def check_listed(specs: Iterable[tuple[TensorSpec, int]]) -> None:
+    """Raises `UsageError` where a manifest cannot list these tensors and slices, each so many times (slices of one
+    tensor are alike): before anything is written. What is as long as it may be is found by `encode_manifest` alone."""
+    count, size_bytes = 0, 0
+    for spec, times in specs:
+        record = TensorRecord(spec.name, spec.dtype, spec.shape, 0, spec.size_bytes, 0, (), spec.slice)
+        count += times
+        size_bytes += times * len(msgspec.json.encode(record))
+    if size_bytes > MAX_MANIFEST_BYTES:
+        raise _too_many(count, size_bytes)
+
+
+def _too_many(count: int, size_bytes: int) -> UsageError:
+    return UsageError(
+        f"the manifest of {count} tensors and slices of tensors has {size_bytes} bytes or more, above "
+        f"{MAX_MANIFEST_BYTES}; shard over fewer ranks, with replicas beside them (hybrid sharding): each slice is "
+        "listed once"
+    )
 
 
 def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
@@ -228,7 +251,7 @@ def _check_slices(manifest: Manifest, what: str) -> None:
         if name in plain or len({(record.dtype, record.whole_shape) for record in records}) > 1:
             raise DataCorruption(f"{what} describes tensor {name[:80]!r} in two ways")
         if not covers((record.box for record in records), records[0].whole_shape):
-            raise DataCorruption(f"{what} lists slices that are not all of tensor {name[:80]!r}")
+            raise DataCorruption(f"{what} lists slices that are not all of tensor {name[:80]!r}, or overlap")
 
 
 def _check_plans(manifest: Manifest, what: str) -> None:
@@ -276,6 +299,8 @@ def _check_record(shard: ShardRecord, world_size: int, what: str) -> None:
         raise DataCorruption(f"{what} names file {shard.file[:80]!r} for rank {shard.rank}")
     if not 8 <= shard.header_bytes <= MAX_HEADER_BYTES + 8 or not 0 <= shard.file_bytes <= MAX_SHARD_BYTES:
         raise DataCorruption(f"{what} gives {shard.file} sizes that are out of range")
+    if not 0 <= shard.header_crc32c <= _MAX_CRC32C:
+        raise DataCorruption(f"{what} gives the header of {shard.file} a checksum that is out of range")
     end = shard.header_bytes
     known: dict[
         tuple[str, tuple[int, ...]], int
@@ -287,6 +312,8 @@ def _check_record(shard: ShardRecord, world_size: int, what: str) -> None:
             size_bytes = known[kind] = _checked_size(tensor, what)
         if tensor.size_bytes != size_bytes or tensor.offset != end:
             raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} an invalid offset or size")
+        if not 0 <= tensor.crc32c <= _MAX_CRC32C:
+            raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} a checksum that is out of range")
         if tensor.blocks or tensor.slice is not None:
             _check_parts(tensor, what)
         end += size_bytes
@@ -309,6 +336,8 @@ def _check_parts(tensor: TensorRecord, what: str) -> None:
     """Its blocks, and what it is a slice of."""
     if len(tensor.blocks) not in (0, -(-tensor.size_bytes // BLOCK_BYTES)) or len(tensor.blocks) == 1:
         raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} {len(tensor.blocks)} sums of blocks")
+    if min(tensor.blocks, default=0) < 0 or max(tensor.blocks, default=0) > _MAX_CRC32C:
+        raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} a checksum that is out of range")
     part = tensor.slice
     if part is None:
         return
@@ -331,26 +360,3 @@ def decode_job_plan(data: bytes, what: str = "job.json") -> dict[str, Any]:
     if body.version != FORMAT_VERSION:
         raise DataCorruption(f"{what} has format version {body.version}; this program reads {FORMAT_VERSION}")
     return body.job_plan
-
-
-def check_plain(value: object, what: str, depth: int = 0) -> Any:
-    """A copy of `value` with tuples as lists, if it survives JSON exactly. Raises `UsageError` naming what does not."""
-    if depth > _MAX_PLAIN_DEPTH:
-        raise UsageError(f"{what} is nested more than {_MAX_PLAIN_DEPTH} levels deep")
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int) and -(2**63) <= value < 2**64:
-        return int(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return float(value)
-    if isinstance(value, list | tuple):
-        return [check_plain(inner, f"{what}[{index}]", depth + 1) for index, inner in enumerate(value)]
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise UsageError(f"{what} has the key {key!r}; keys must be text")
-        return {key: check_plain(inner, f"{what}[{key!r}]", depth + 1) for key, inner in value.items()}
-    raise UsageError(
-        f"{what} is {type(value).__name__} {str(value)[:40]!r}; allowed are None, bool, text, finite floats, "
-        "integers below 2**64, and lists and mappings of them"
-    )

@@ -12,6 +12,7 @@ slices as all ranks share whole tensors. Ranks with the same slices see the same
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ __all__ = [
 
 OWN_PREFIX = "own/"
 """Tensors that belong to a rank are stored as `own/<rank>/<name>`; shared names must not begin with it."""
+_OWN = re.compile(r"own/(0|[1-9][0-9]{0,6})/(.*)", re.DOTALL)
 
 
 class HeldSlice(NamedTuple):
@@ -53,11 +55,10 @@ def own_name(rank: int, name: str) -> str:
 
 
 def split_own(stored: str) -> tuple[int, str] | None:
-    """`(rank, name)` of a stored own tensor; None for a shared one, or for a name that nobody of us wrote."""
-    if not stored.startswith(OWN_PREFIX):
-        return None
-    rank, separator, name = stored.removeprefix(OWN_PREFIX).partition("/")
-    return (int(rank), name) if separator and rank.isascii() and rank.isdigit() and len(rank) < 8 else None
+    """`(rank, name)` of a stored own tensor; None for a shared one, or for a name that nobody of us wrote. No two
+    stored names give the same: of numbers those alone are taken that are written as `own_name` does."""
+    match = _OWN.fullmatch(stored)
+    return None if match is None else (int(match[1]), match[2])
 
 
 def assign(specs: Sequence[TensorSpec], world_size: int, of_rank_0: frozenset[str] = frozenset()) -> dict[str, int]:

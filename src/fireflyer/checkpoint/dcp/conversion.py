@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.checkpoint.core.exporting import MODEL_PREFIX
-from fireflyer.checkpoint.core.manifest import check_plain
+from fireflyer.checkpoint.core.plain import check_plain
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 from fireflyer.checkpoint.core.slices import Box, Slice, slice_name, whole
 from fireflyer.checkpoint.dcp.foreign import DcpFiles

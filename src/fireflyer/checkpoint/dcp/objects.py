@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fireflyer.base.errors import DataCorruption, UsageError
-from fireflyer.checkpoint.core.manifest import check_plain
+from fireflyer.checkpoint.core.plain import check_plain
 
 __all__ = ["BYTES_PREFIX", "VALUES_KEY", "check_safe", "plain_value", "saved_bytes"]
 

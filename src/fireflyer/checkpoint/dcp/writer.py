@@ -33,12 +33,12 @@ from fireflyer.checkpoint.core.manifest import (
     Manifest,
     Saved,
     ShardRecord,
-    check_plain,
     decode_record,
     encode_record,
     version_of,
 )
 from fireflyer.checkpoint.core.names import MAX_STEP, final_name, parse_final, shard_name
+from fireflyer.checkpoint.core.plain import check_plain
 from fireflyer.checkpoint.core.safetensors import TensorSpec, place
 from fireflyer.checkpoint.core.shares import OWN_PREFIX
 from fireflyer.checkpoint.core.slices import Box, Slice, slice_name, whole
@@ -235,7 +235,7 @@ def _resolve(
             content = data.getvalue()
             is_plain, value = plain_value(content)
             if is_plain:
-                values[name] = value
+                values[check_plain(name, "the name of a value")] = value
                 continue
             stored = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             spec = spec_of(f"{BYTES_PREFIX}{name}", stored)
