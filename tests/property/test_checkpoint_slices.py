@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core import blocks
 from fireflyer.checkpoint.core.blocks import block_sizes, combine, needed_blocks, summed
+from fireflyer.checkpoint.core.exporting import band_boxes
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 from fireflyer.checkpoint.core.shares import HeldSlice, assign_slices
 from fireflyer.checkpoint.core.slices import Box, covers, overlap, runs, whole
@@ -111,6 +113,76 @@ def test_slices_along_any_axis_are_all_of_a_tensor_and_with_one_missing_they_are
     assert not covers([*full[1:], Box((shape[0], *full[0].offset[1:]), full[0].shape)], shape), "outside of it"
 
 
+@given(shapes.flatmap(lambda shape: st.tuples(st.just(shape), st.lists(boxes_in(shape), max_size=6))), st.booleans())
+def test_slices_are_all_of_a_tensor_exactly_where_each_element_is_in_one_of_them(
+    case: tuple[list[int], list[Box]], completed: bool
+) -> None:
+    shape, parts = case
+    times = np.zeros(shape, int)
+    for box in parts:
+        part(times, box)[...] += 1
+    if completed:  # so that half of the cases are near to be all of it
+        for index in np.argwhere(times == 0).tolist():
+            parts = [*parts, Box(tuple(index), (1,) * len(shape))]
+            times[tuple(index)] += 1
+    assert covers(parts, shape) == bool((times == 1).all())
+
+
+def test_slices_that_lie_like_a_pinwheel_are_all_of_a_tensor() -> None:
+    wheel = [Box((0, 0), (1, 2)), Box((0, 2), (2, 1)), Box((2, 1), (1, 2)), Box((1, 0), (2, 1)), Box((1, 1), (1, 1))]
+    assert covers(wheel, (3, 3))
+    assert not covers([*wheel[:-1], Box((0, 0), (1, 1))], (3, 3)), "as many elements, one of them twice"
+
+
+def test_tens_of_thousands_of_slices_are_checked_in_one_pass() -> None:
+    """Each against each other would be a billion comparisons."""
+    grid = [Box((64 * row, 3 * column), (64, 3)) for row in range(256) for column in range(128)]
+    assert covers(grid, (64 * 256, 3 * 128))
+    moved = Box((grid[77].offset[0] + 1, grid[77].offset[1]), grid[77].shape)
+    assert not covers([*grid[:77], moved, *grid[78:]], (64 * 256, 3 * 128))
+
+
+def test_no_time_is_spent_on_slices_that_cut_more_dims_than_any_job_does() -> None:
+    def halves(dims: int) -> list[Box]:
+        """One half of a tensor, half of the other half, and so on, each time along another dim."""
+        ends = [Box((1,) * at + (0,) * (dims - at), (1,) * (at + 1) + (2,) * (dims - at - 1)) for at in range(dims)]
+        return [*ends, Box((1,) * dims, (1,) * dims)]
+
+    assert covers(halves(6), (2,) * 6)
+    assert not covers(halves(40), (2,) * 40)
+
+
+@given(two_boxes, st.integers(0, 200), st.integers(0, 200))
+def test_the_runs_of_a_range_are_those_with_bytes_in_it(case: tuple[list[int], Box, Box], one: int, other: int) -> None:
+    _, stored, wanted = case
+    begin, end = sorted((one, other))
+    found = runs(stored, wanted, 2)
+    expected = [run for run in found if run.source + run.size_bytes > begin and run.source < end]
+    assert list(found.between(begin, end)) == expected
+    assert len(found) == len(list(found))
+
+
+@given(st.lists(st.integers(1, 5), max_size=4), st.integers(1, 40))
+def test_bands_of_a_tensor_are_all_of_it_in_order_and_no_larger_than_they_may_be(shape: list[int], most: int) -> None:
+    array = np.arange(int(np.prod(shape)), dtype="u2").reshape(shape)
+    bands = list(band_boxes(shape, most))
+    assert np.concatenate([part(array, box).reshape(-1) for box in bands]).tolist() == array.reshape(-1).tolist()
+    assert max(box.elements for box in bands) == bands[0].elements <= most
+    assert all(one.elements + other.elements > most for one, other in itertools.pairwise(bands)), "not many small ones"
+
+
+def test_runs_take_no_memory_before_they_are_needed() -> None:
+    """Of a table that is cut by its columns there is a run for each row."""
+    tracemalloc.start()
+    try:
+        found = runs(Box((0, 4), (1 << 40, 4)), Box((1 << 30, 0), (1 << 30, 16)), 1)
+        assert len(found) == 1 << 30
+        assert next(found.between(5 << 30, 6 << 30)).source == 5 << 30
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_the_sum_of_two_ranges_follows_from_their_sums(first: bytes, second: bytes) -> None:
     assert combine(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
@@ -132,14 +204,20 @@ BYTES = blocks.BLOCK_BYTES
 @pytest.mark.parametrize("size", [5, BYTES, 3 * BYTES, 3 * BYTES + 7])
 def test_the_needed_blocks_are_those_with_a_wanted_byte(size: int) -> None:
     edges = [0, 1, 5, BYTES - 1, BYTES, BYTES + 1, 2 * BYTES, 3 * BYTES, 3 * BYTES + 7]
+
+    def needed(*ranges: tuple[int, int]) -> list[int]:
+        parts = [(runs(whole((size,)), Box((begin,), (count,)), 1), memoryview(b"")) for begin, count in ranges]
+        return needed_blocks(size, Scattered(parts).next_wanted)
+
     for begin, end in itertools.combinations_with_replacement([edge for edge in edges if edge <= size], 2):
         expected = [
             number
             for number in range(-(-size // BYTES))
             if begin < end and number * BYTES < end and (number + 1) * BYTES > begin
         ]
-        assert needed_blocks(size, [(begin, end - begin)]) == expected
-    assert needed_blocks(3 * BYTES, [(0, 1), (2 * BYTES, 1)]) == [0, 2]
+        assert needed((begin, end - begin)) == expected
+    if size >= 3 * BYTES:
+        assert needed((0, 1), (2 * BYTES, 1)) == needed((2 * BYTES, 1), (0, 1)) == [0, 2]
 
 
 @given(

@@ -10,9 +10,9 @@ from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
-from fireflyer.checkpoint.core.exporting import INDEX_FILE, export_names, index_json, plan_export
-from fireflyer.checkpoint.core.safetensors import TensorSpec, build_header, encode_entries, place
-from fireflyer.checkpoint.core.slices import Box
+from fireflyer.checkpoint.core.exporting import INDEX_FILE, band_boxes, export_names, index_json, plan_export
+from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, TensorSpec, build_header, encode_entries, place
+from fireflyer.checkpoint.core.slices import whole
 from fireflyer.checkpoint.engine.directory import write_file
 from fireflyer.checkpoint.engine.ranges import Request, StoredTensor, TensorReader
 from fireflyer.checkpoint.engine.steps import run_steps
@@ -80,18 +80,18 @@ def _spec(name: str, tensor: StoredTensor) -> TensorSpec:
 
 
 def _bands(reader: TensorReader, tensor: StoredTensor) -> Iterator[memoryview]:
-    """The bytes of a whole tensor, in order, some rows at a time."""
+    """The bytes of a whole tensor, in order, a box at a time."""
     if not tensor.size_bytes:
         return
-    shape = tensor.shape or (1,)
-    row_bytes = tensor.size_bytes // shape[0]
+    element_bytes = DTYPE_BYTES[tensor.dtype]
     # Without sums of blocks a part is verified by reading all of it: once, then.
     in_one = any(part.size_bytes > BLOCK_BYTES and not part.blocks for part in tensor.parts)
-    rows = shape[0] if in_one else max(1, min(shape[0], _BAND_BYTES // row_bytes))
-    buffer = memoryview(bytearray(rows * row_bytes))
-    for first in range(0, shape[0], rows):
-        count = min(rows, shape[0] - first)
-        box = Box((first, *(0 for _ in shape[1:])), (count, *shape[1:])) if tensor.shape else Box((), ())
-        target = buffer[: count * row_bytes]
+    boxes = [whole(tensor.shape)] if in_one else band_boxes(tensor.shape, max(1, _BAND_BYTES // element_bytes))
+    buffer = memoryview(b"")
+    for box in boxes:
+        size_bytes = box.elements * element_bytes
+        if len(buffer) < size_bytes:  # the first, as no other is larger
+            buffer = memoryview(bytearray(size_bytes))
+        target = buffer[:size_bytes]
         reader.read([Request(tensor.name, box, target)])
         yield target

@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 from fireflyer.checkpoint.core.shares import HeldSlice
-from fireflyer.checkpoint.core.slices import Box, Slice, slice_name, whole
+from fireflyer.checkpoint.core.slices import Box, Slice, covers, slice_name, whole
 from fireflyer.checkpoint.tensors import spec_of
 
 __all__ = ["Described", "address_of", "box_of", "describe", "local_part", "new_like", "sharded_like"]
@@ -34,10 +34,12 @@ class Described(NamedTuple):
     """What this rank has of a sharded tensor; None for a whole one, or where that is nothing."""
     mesh: tuple[int, ...] = ()
     """The ranks that together have a sharded tensor, rising; empty where this one is not in its mesh."""
+    slices: int = 1
+    """How many different ones these ranks have of it, without empty ones."""
 
 
 def describe(name: str, tensor: torch.Tensor) -> Described:
-    """Raises `UsageError` for what cannot be stored: see `spec_of`; also partial sums."""
+    """Raises `UsageError` for what cannot be stored: see `spec_of`; also partial sums, and parts that are no box."""
     if not isinstance(tensor, DTensor):
         return Described(spec_of(name, tensor), None)
     mesh, placements = tensor.device_mesh, tuple(tensor.placements)
@@ -48,11 +50,12 @@ def describe(name: str, tensor: torch.Tensor) -> Described:
     texts = tuple(map(str, placements))
     described = TensorSpec(name, spec.dtype, shape, Slice(name, shape, (0,) * len(shape), axes, texts))
     mine = _part_of(shape, mesh, placements)
+    _check_boxes(mine, repr(name), placements)
     if mine is None or (mine.box.elements == 0 and shape and 0 not in shape):
         return Described(described, None, () if mine is None else mine.mesh)
     part = Slice(name, shape, mine.box.offset, axes, texts)
     held = TensorSpec(slice_name(name, mine.box), spec.dtype, mine.box.shape, part)
-    return Described(described, HeldSlice(held, mine.holders), mine.mesh)
+    return Described(described, HeldSlice(held, mine.holders), mine.mesh, mine.slices)
 
 
 class _Part(NamedTuple):
@@ -60,6 +63,8 @@ class _Part(NamedTuple):
     holders: tuple[int, ...]
     mesh: tuple[int, ...]
     """All ranks that have some of it."""
+    slices: int
+    """How many different ones all ranks have, without empty ones; 0 where a rank has more than one box."""
 
 
 @lru_cache(maxsize=4096)
@@ -71,8 +76,21 @@ def _part_of(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placeme
     axes = tuple(mesh.shape)
     mine = _box_at(shape, axes, list(coordinate), placements)
     places, twins = _places(mesh.mesh), sorted(_twins(mesh).items())
-    holders = (rank for rank, twin in twins if _box_at(shape, axes, list(places[twin]), placements) == mine)
-    return _Part(mine, tuple(holders), tuple(rank for rank, _ in twins))
+    boxes = {place: _box_at(shape, axes, list(place), placements) for place in places.values()}
+    holders = (rank for rank, twin in twins if boxes[places[twin]] == mine)
+    slices = {box for box in boxes.values() if box.elements}
+    # torch gives the first element of a part and its sizes. Where a part is no box, these boxes overlap: each part has
+    # the first element that the parts before it do not have, so it is its box where those are theirs.
+    count = max(1, len(slices)) if covers(slices, shape) else 0
+    return _Part(mine, tuple(holders), tuple(rank for rank, _ in twins), count)
+
+
+def _check_boxes(part: _Part | None, what: str, placements: tuple[Placement, ...]) -> None:
+    if part is not None and not part.slices:
+        raise UsageError(
+            f"tensor {what} is sharded as {placements}: ranks have rows of it that do not lie together, which cannot "
+            "be stored; redistribute it, with Shard in place of _StridedShard"
+        )
 
 
 def _twins(mesh: DeviceMesh) -> dict[int, int]:
@@ -109,6 +127,7 @@ def box_of(tensor: torch.Tensor) -> Box:
     if not isinstance(tensor, DTensor):
         return whole(tuple(tensor.shape))
     part = _part_of(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
+    _check_boxes(part, f"of shape {tuple(tensor.shape)}", tuple(tensor.placements))
     return whole((0,) * tensor.ndim) if part is None else part.box
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from fireflyer.checkpoint.copying import Device, DeviceCopies
+from fireflyer.checkpoint.core.manifest import check_listed
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec, encode_entries, place
 from fireflyer.checkpoint.core.shares import HeldSlice, check_shared_names, layout_digest, own_name, share_of
 from fireflyer.checkpoint.core.stages import StageList, StageShare, share_of_stage
@@ -97,7 +98,8 @@ def describe_state(
     *,
     last: Content | None = None,
 ) -> Content:
-    """`last` is returned if it is of such a state. Raises `UsageError` for what cannot be stored."""
+    """`last` is returned if it is of such a state. Raises `UsageError` for what cannot be stored, also where all ranks
+    together have so many slices that no manifest can list them."""
     if last is not None and last.of_rank_0 == of_rank_0 and _is_of(last.shared, shared) and _is_of(last.own, own):
         return last
     described = [describe(name, tensor) for name, tensor in shared.items()]
@@ -111,6 +113,7 @@ def describe_state(
     if content == last:
         return last
     check_shared_names(content.shared)
+    check_listed((each.spec if each.held is None else each.held.spec, each.slices) for each in described)
     for specs in (content.shared, content.own):
         place(specs)  # raises for names and dtypes; later would be after other ranks have begun
     return content

@@ -7,14 +7,11 @@ import errno
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from fireflyer.base.errors import Exists, FireflyerError, NotFound, PermissionDenied, TransientError, UsageError
 from fireflyer.base.ports import Disk
-from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, candidates, is_pinned, parse_final, pin_name, trash_name
 from fireflyer.checkpoint.engine.directory import remove_tree, write_file
-from fireflyer.checkpoint.engine.loading import load, sink_of
+from fireflyer.checkpoint.engine.loading import wrong_tensors
 from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.reader import look, open_checkpoint
 from fireflyer.checkpoint.storage import CheckpointPath, open_storage
@@ -141,8 +138,7 @@ def _is_last(disk: Disk, root: str, name: str, names: list[str]) -> bool:
 
 
 def damages(disk: Disk, root: str, name: str) -> Iterator[str]:
-    """Reads every byte. Everything that is wrong, by file and tensor; where a tensor is, the others are read on.
-    Raises `TransientError`, `PermissionDenied`."""
+    """Reads every byte. Everything that is wrong, by file and tensor. Raises `TransientError`, `PermissionDenied`."""
     try:
         manifest = open_checkpoint(f"{root}/{name}", disk).manifest
     except (TransientError, PermissionDenied):
@@ -151,27 +147,9 @@ def damages(disk: Disk, root: str, name: str) -> Iterator[str]:
         yield error.message
         return
     for shard in manifest.shards:
-        if _problem(disk, root, name, _only(manifest, shard, shard.tensors)) is None:
-            continue
-        of_file = _problem(disk, root, name, _only(manifest, shard, ()))  # its length, its header
-        if of_file is not None:
-            yield of_file
-            continue
-        found = [_problem(disk, root, name, _only(manifest, shard, (tensor,))) for tensor in shard.tensors]
-        yield from filter(None, found)
-        if not any(found):
-            yield f"{root}/{name}/{shard.file} was damaged when it was read first, and not when it was read again"
-
-
-def _only(manifest: Manifest, shard: ShardRecord, tensors: tuple[TensorRecord, ...]) -> Manifest:
-    return msgspec.structs.replace(manifest, shards=(msgspec.structs.replace(shard, tensors=tensors),))
-
-
-def _problem(disk: Disk, root: str, name: str, manifest: Manifest) -> str | None:
-    try:
-        load(disk, root, name, manifest, sink_of(lambda _rank, _tensor: None))
-    except (TransientError, PermissionDenied):
-        raise
-    except FireflyerError as error:
-        return error.message
-    return None
+        try:
+            yield from wrong_tensors(disk, root, name, shard)
+        except (TransientError, PermissionDenied):
+            raise
+        except FireflyerError as error:  # of the file: its length, its header
+            yield error.message

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.support.checkpoints.counting import Counting
 from tests.support.checkpoints.states import flip
 
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
-from fireflyer.base.ports import Transfer
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.manifest import (
     Manifest,
@@ -27,7 +27,7 @@ from fireflyer.checkpoint.engine.image import header_of
 from fireflyer.checkpoint.engine.ranges import Request, TensorReader
 from fireflyer.checkpoint.engine.stream import write_stream
 from fireflyer.checkpoint.tensors import bytes_of
-from fireflyer.runtime.disk import RealDisk, RealFile
+from fireflyer.runtime.disk import RealDisk
 
 ROWS = 3 * BLOCK_BYTES // 1024
 """Of 1 KiB each: a slice of half of them has one and a half blocks."""
@@ -52,25 +52,6 @@ def stored(directory: Path) -> Manifest:
             write_stream(RealDisk(), path, header, placed, lambda _, part=part: [bytes_of(part)], rank=rank)  # type: ignore[misc]
         )
     return Manifest(version_of(records), 1, 0, 2, tuple(records), {})
-
-
-class Counting(RealDisk):
-    """Counts the bytes that transfers ask for, and the files that are opened."""
-
-    def __init__(self) -> None:
-        self.read_bytes, self.opened = 0, 0
-
-    def open(self, path: str, *, direct: bool = False) -> RealFile:
-        self.opened += 1
-        file = super().open(path, direct=direct)
-        start = file.start_pread
-
-        def counted(target: memoryview, offset: int) -> Transfer:
-            self.read_bytes += len(target)
-            return start(target, offset)
-
-        file.start_pread = counted  # type: ignore[method-assign]
-        return file
 
 
 def read(directory: Path, manifest: Manifest, rows: slice, disk: RealDisk | None = None) -> torch.Tensor:
@@ -140,10 +121,13 @@ def changed(manifest: Manifest, **changes: Any) -> Manifest:
         ({"part": {"offset": (-1, 0)}}, "is invalid"),
         ({"part": {"of": "v"}}, "calls a slice of 'v'"),
         ({"part": {"of": "v"}, "name": f"v[0:{ROWS // 2},0:256]"}, "slices that are not all of tensor 'v'"),
+        ({"part": {"offset": (1, 0)}, "name": f"w[1:{ROWS // 2 + 1},0:256]"}, "or overlap"),
         ({"part": {"shape": (ROWS + 1, 256)}}, "in two ways"),
         ({"part": {"shape": (1 << 60, 256)}}, "out of range"),
         ({"blocks": (1,)}, "sums of blocks"),
         ({"blocks": (1, 2, 3)}, "sums of blocks"),
+        ({"blocks": (-1, 2)}, "checksum that is out of range"),
+        ({"blocks": (1, 1 << 32)}, "checksum that is out of range"),
         ({"slice": None, "name": "w"}, "in two ways"),
     ],
 )

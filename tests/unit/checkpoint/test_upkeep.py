@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.checkpoints.counting import Counting
 from tests.support.checkpoints.states import SHARD, flip, listed, manager, newest, save_all, state_of
 from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
@@ -22,14 +23,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from fireflyer.base.errors import NoSpace, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.checkpoint import capture, exporting, importing, load_into
+from fireflyer.base.ports import Transfer
+from fireflyer.checkpoint import State, capture, exporting, importing, load_into
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.exporting import plan_export
+from fireflyer.checkpoint.core.manifest import decode_manifest
 from fireflyer.checkpoint.core.retention import to_remove
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 from fireflyer.checkpoint.dcp import load
 from fireflyer.checkpoint.importing import import_checkpoint
-from fireflyer.checkpoint.upkeep import pin, remove, unpin
+from fireflyer.checkpoint.upkeep import damages, pin, remove, unpin
 from fireflyer.cli.main import main
 from fireflyer.runtime.disk import RealDisk, RealFile
 
@@ -148,6 +151,56 @@ def test_verify_names_every_damaged_file_and_tensor(tmp_path: Path, capsys: Capt
     whole, damaged = (json.loads(line) for line in out.splitlines())
     assert (code, whole["problems"], len(damaged["problems"])) == (1, [], 1)
     assert f"bytes instead of {len(content)}" in damaged["problems"][0]
+
+
+def damaged_checkpoint(directory: Path, tensors: int) -> Counting:
+    """Reads of `ff ckpt verify` of a checkpoint in which every second tensor is damaged."""
+    shared = {f"w{number:04}": torch.full((100,), float(number)) for number in range(tensors)}
+    with manager(directory) as ours:
+        ours.save(10, State(shared, {}, {}), blocking=True).result()
+    shard = directory / "step-00000010" / SHARD
+    content = bytearray(shard.read_bytes())
+    for record in decode_manifest((directory / "step-00000010" / "manifest.json").read_bytes()).shards[0].tensors[::2]:
+        content[record.offset] ^= 1
+    shard.write_bytes(content)
+    disk = Counting()
+    found = list(damages(disk, str(directory), "step-00000010"))
+    assert [text.split("'")[1] for text in found] == [f"w{number:04}" for number in range(0, tensors, 2)]
+    return disk
+
+
+def test_a_damaged_shard_of_many_tensors_is_read_once(tmp_path: Path) -> None:
+    for tensors in (100, 200):
+        disk = damaged_checkpoint(tmp_path / str(tensors), tensors)
+        size = (tmp_path / str(tensors) / "step-00000010" / SHARD).stat().st_size
+        listed_bytes = (tmp_path / str(tensors) / "step-00000010" / "manifest.json").stat().st_size
+        assert disk.opened == 2
+        assert disk.read_bytes <= size + 4096, "direct IO ends where a page does"
+        assert disk.other_bytes <= size + listed_bytes, "the manifest, and the header once"
+
+
+def test_where_a_disk_cannot_read_a_place_the_tensors_beside_it_are_told_apart(tmp_path: Path) -> None:
+    with manager(tmp_path) as ours:
+        shared = {f"w{number}": torch.full((1 << 16,), number, dtype=torch.uint8) for number in range(9)}
+        ours.save(10, State(shared, {}, {}), blocking=True).result()
+    (shard,) = decode_manifest((tmp_path / "step-00000010" / "manifest.json").read_bytes()).shards
+    lost = next(tensor.offset for tensor in shard.tensors if tensor.name == "w5") + (1 << 15)
+
+    class Unreadable(RealDisk):
+        def open(self, path: str, *, direct: bool = False) -> RealFile:
+            file = super().open(path, direct=direct)
+            start = file.start_pread
+
+            def refuse(target: memoryview, offset: int) -> Transfer:
+                if offset <= lost < offset + len(target):
+                    raise translate_os_error(OSError(errno.EIO, "Input/output error"), f"read {path}")
+                return start(target, offset)
+
+            file.start_pread = refuse  # type: ignore[method-assign]
+            return file
+
+    (found,) = damages(Unreadable(), str(tmp_path), "step-00000010")
+    assert re.fullmatch(r"tensor 'w5' cannot be read: read .*: the device failed \(EIO\).*", found)
 
 
 # Keeping and removing.
@@ -421,6 +474,7 @@ def test_large_tensors_are_exported_in_bands_and_imported_in_pieces(
     monkeypatch.setattr(exporting, "_BAND_BYTES", BLOCK_BYTES + 1000)
     tensors = {"w": torch.arange(3 * BLOCK_BYTES // 4 + 77, dtype=torch.int32), "s": torch.tensor(3.0)}
     tensors["m"] = torch.rand(1001, 1500)
+    tensors["row"] = torch.rand(1, 3, 1001, 501)
     save_file(tensors, tmp_path / "a.safetensors")
     import_checkpoint(str(tmp_path / "a.safetensors"), tmp_path / "c", step=1)
     exporting.export(tmp_path / "c", tmp_path / "out")

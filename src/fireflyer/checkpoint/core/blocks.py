@@ -6,7 +6,7 @@ on. Its own sum is formed from those of its blocks: bytes are read once for both
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -67,13 +67,15 @@ def summed(sizes: Sequence[int], sums: Sequence[int]) -> Summed:
     return Summed(of_tensors, of_blocks)
 
 
-def needed_blocks(size_bytes: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """The numbers of the blocks of a tensor that have bytes of `ranges`, (begin, size), rising."""
-    numbers: dict[int, None] = {}
-    for begin, size in ranges:
-        if size:
-            numbers.update(dict.fromkeys(range(begin // BLOCK_BYTES, (begin + size - 1) // BLOCK_BYTES + 1)))
-    return sorted(number for number in numbers if number * BLOCK_BYTES < size_bytes)
+def needed_blocks(size_bytes: int, next_wanted: Callable[[int], int | None]) -> list[int]:
+    """The numbers of the blocks of a tensor that have a byte that is wanted, rising. `next_wanted` gives the first such
+    byte from the one on that it is given."""
+    numbers: list[int] = []
+    at = next_wanted(0)
+    while at is not None and at < size_bytes:
+        numbers.append(at // BLOCK_BYTES)
+        at = next_wanted((numbers[-1] + 1) * BLOCK_BYTES)
+    return numbers
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:

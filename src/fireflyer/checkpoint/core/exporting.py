@@ -6,7 +6,8 @@ Names and index are those of Hugging Face: `model.safetensors`, or `model-00001-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,8 +15,9 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 from fireflyer.checkpoint.core.shares import OWN_PREFIX
+from fireflyer.checkpoint.core.slices import Box, whole
 
-__all__ = ["INDEX_FILE", "MODEL_PREFIX", "ExportFile", "export_names", "index_json", "plan_export"]
+__all__ = ["INDEX_FILE", "MODEL_PREFIX", "ExportFile", "band_boxes", "export_names", "index_json", "plan_export"]
 
 INDEX_FILE = "model.safetensors.index.json"
 MODEL_PREFIX = "model/"
@@ -62,6 +64,24 @@ def plan_export(tensors: Iterable[TensorSpec], max_file_bytes: int) -> list[Expo
         ExportFile(f"model-{number:05d}-of-{len(files):05d}.safetensors", tuple(specs))
         for number, specs in enumerate(files, 1)
     ]
+
+
+def band_boxes(shape: Sequence[int], max_elements: int) -> Iterator[Box]:
+    """All of a tensor, which is not empty, as boxes that lie one after the other in it row-major, each of at most
+    `max_elements` (1 or more). The first is the largest."""
+    dim, inner = len(shape), 1  # dims from `dim` on are in a box as a whole
+    while dim and inner * shape[dim - 1] <= max_elements:
+        dim -= 1
+        inner *= shape[dim]
+    if dim == 0:
+        yield whole(shape)
+        return
+    count, rest = shape[dim - 1], tuple(shape[dim:])
+    rows = max_elements // inner
+    for index in itertools.product(*map(range, shape[: dim - 1])):
+        for first in range(0, count, rows):
+            offset = (*index, first, *(0 for _ in rest))
+            yield Box(offset, (*(1 for _ in index), min(rows, count - first), *rest))
 
 
 def index_json(files: Iterable[ExportFile]) -> bytes:

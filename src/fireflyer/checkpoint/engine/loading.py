@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -23,18 +23,35 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fireflyer.base.errors import DataCorruption, InvariantViolation
+from fireflyer.base.errors import (
+    DataCorruption,
+    FireflyerError,
+    InvariantViolation,
+    PermissionDenied,
+    TransientError,
+)
 from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Disk, DiskFile, Transfer
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES, block_sizes, needed_blocks
-from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
+from fireflyer.checkpoint.core.manifest import MAX_SHARD_BYTES, Manifest, ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.pieces import ReadPiece, StraightRead, plan_reads, plan_straight
-from fireflyer.checkpoint.core.slices import Run
+from fireflyer.checkpoint.core.slices import Runs
 from fireflyer.checkpoint.engine.memory import aligned_memory, made_ready
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
 from fireflyer.native import crc32c, crc32c_joined, crc32c_ranges
 
-__all__ = ["READ_BYTES", "DevicePlace", "Place", "Places", "Scattered", "Sink", "load", "places_of", "sink_of"]
+__all__ = [
+    "READ_BYTES",
+    "DevicePlace",
+    "Place",
+    "Places",
+    "Scattered",
+    "Sink",
+    "load",
+    "places_of",
+    "sink_of",
+    "wrong_tensors",
+]
 
 READ_BYTES: Final = 8 * MIB
 """The most that is read in one call."""
@@ -51,26 +68,24 @@ _STRAIGHT_READS: Final = 6
 
 
 class Scattered:
-    """Where parts of a stored tensor go: `runs` of it, in rising order, each into the memory beside them."""
+    """Where parts of a stored tensor go: `runs` of it, each into the memory beside them."""
 
-    def __init__(self, parts: Sequence[tuple[Sequence[Run], memoryview]]) -> None:
-        self._parts = [(runs, [run.source for run in runs], target) for runs, target in parts]
+    def __init__(self, parts: Sequence[tuple[Runs, memoryview]]) -> None:
+        self._parts = parts
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """(begin, size) in the tensor of what is wanted, in rising order for each target."""
-        return [(run.source, run.size_bytes) for runs, _, _ in self._parts for run in runs]
+    def next_wanted(self, begin: int) -> int | None:
+        """The first byte of the tensor from `begin` on that goes somewhere."""
+        firsts = (next(runs.between(begin, MAX_SHARD_BYTES), None) for runs, _ in self._parts)
+        return min((max(begin, run.source) for run in firsts if run is not None), default=None)
 
     def put(self, start: int, data: memoryview) -> None:
         """Copies what is wanted of `data`, the bytes of the tensor from `start` on."""
         end = start + len(data)
-        for runs, begins, target in self._parts:
-            for run in runs[max(bisect_right(begins, start) - 1, 0) :]:
-                if run.source >= end:
-                    break
-                begin, stop = max(run.source, start), min(run.source + run.size_bytes, end)
-                if begin < stop:
-                    at = run.target + begin - run.source
-                    target[at : at + stop - begin] = data[begin - start : stop - start]
+        for runs, target in self._parts:
+            for source, first, size_bytes in runs.between(start, end):
+                begin, stop = max(source, start), min(source + size_bytes, end)
+                at = first + begin - source
+                target[at : at + stop - begin] = data[begin - start : stop - start]
 
 
 class DevicePlace(NamedTuple):
@@ -197,8 +212,7 @@ def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, on
     """Reads and verifies every shard; with `only_wanted` just the tensors for which `sink` gives a place, and of those
     that are scattered just the blocks which have something that is wanted. When it returns, devices have copied theirs.
     Raises `DataCorruption`, and what the disk and devices raise; then what `sink` gave holds nothing usable."""
-    largest = min(READ_BYTES, max(shard.file_bytes for shard in manifest.shards))
-    buffers = [_Buffer(largest + -largest % DIRECT_ALIGN_BYTES) for _ in range(_BUFFERS)]
+    buffers = _buffers_for(manifest.shards)
     try:
         for shard in manifest.shards:
             path = f"{root}/{name}/{shard.file}"
@@ -212,6 +226,34 @@ def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, on
     finally:
         for buffer in buffers:
             buffer.close()
+
+
+def wrong_tensors(disk: Disk, root: str, name: str, shard: ShardRecord) -> list[str]:
+    """Reads every byte of a shard, and says of each tensor that is not as recorded what is wrong. Each byte is read
+    once, but where the disk refuses some: then parts of the shard are read again, to find the tensors that are there.
+    Raises `DataCorruption` where the length or the header is wrong, and what the disk raises of the file."""
+    path = f"{root}/{name}/{shard.file}"
+    with contextlib.closing(disk.open(path, direct=True)) as file:
+        _check_frame(file, path, shard)
+        return _wrong_of(file, path, shard.tensors, _buffers_for([shard]))
+
+
+def _wrong_of(file: DiskFile, path: str, tensors: Sequence[TensorRecord], buffers: Sequence[_Buffer]) -> list[str]:
+    wanted = _wanted(tensors, places_of([None] * len(tensors)), only_wanted=False)
+    try:
+        return _mismatches(path, wanted, _read_through(file, path, wanted, buffers))
+    except (TransientError, PermissionDenied):
+        raise
+    except FireflyerError as error:
+        if len(tensors) < 2:
+            return [f"tensor {tensors[0].name!r} cannot be read: {error.message}"]
+    half = len(tensors) // 2
+    return [*_wrong_of(file, path, tensors[:half], buffers), *_wrong_of(file, path, tensors[half:], buffers)]
+
+
+def _buffers_for(shards: Sequence[ShardRecord]) -> list[_Buffer]:
+    largest = min(READ_BYTES, max(shard.file_bytes for shard in shards))
+    return [_Buffer(largest + -largest % DIRECT_ALIGN_BYTES) for _ in range(_BUFFERS)]
 
 
 def _wanted(tensors: Sequence[TensorRecord], places: Places, *, only_wanted: bool) -> _Wanted:
@@ -259,7 +301,7 @@ def _needed(whole: _Wanted) -> _Wanted:
         parts = [(0, tensor.size_bytes, tensor.crc32c)]
         if isinstance(place, Scattered) and tensor.blocks:
             of_blocks = block_sizes(tensor.size_bytes)
-            needed = needed_blocks(tensor.size_bytes, place.ranges())
+            needed = needed_blocks(tensor.size_bytes, place.next_wanted)
             parts = [(number * BLOCK_BYTES, of_blocks[number], tensor.blocks[number]) for number in needed]
         for begin, size_bytes, crc in parts:
             if place is not None:
@@ -309,9 +351,13 @@ def _read_tensors(file: DiskFile, path: str, wanted: _Wanted, buffers: Sequence[
 
 
 def _check_sums(path: str, wanted: _Wanted, sums: npt.NDArray[np.uint32]) -> None:
-    wrong = np.flatnonzero(sums != wanted.crc32c)
-    if len(wrong):
-        raise DataCorruption(f"tensor {wanted.tensors[wrong[0]].name!r} in {path} does not match its checksum")
+    for wrong in _mismatches(path, wanted, sums):
+        raise DataCorruption(wrong)
+
+
+def _mismatches(path: str, wanted: _Wanted, sums: npt.NDArray[np.uint32]) -> list[str]:
+    wrong = np.flatnonzero(sums != wanted.crc32c).tolist()
+    return [f"tensor {wanted.tensors[at].name!r} in {path} does not match its checksum" for at in wrong]
 
 
 def _read_straight(file: DiskFile, path: str, wanted: _Wanted) -> npt.NDArray[np.uint32]:
