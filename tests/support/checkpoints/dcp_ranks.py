@@ -6,6 +6,7 @@ directory or 3FS, `theirs` the directory for DCP's own format.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from datetime import timedelta
@@ -15,12 +16,25 @@ import torch
 import torch.distributed as dist
 from tests.support.checkpoints.sharded_ranks import digest, sharded, train
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from fireflyer.base.errors import FireflyerError
+from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.checkpoint.dcp import FireFlyerReader, FireFlyerWriter, async_save, load
+
+
+class Planner(DefaultSavePlanner):
+    """Plans are kept by the name of the class."""
+
+
+class Full(FireFlyerWriter):
+    """The disk of rank 1 is full."""
+
+    def _expect_space(self, needed_bytes: int) -> None:
+        if dist.get_rank() == 1:
+            raise NoSpace(f"no room for {needed_bytes} bytes")
 
 
 def state_of(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -60,6 +74,11 @@ def saved(directory: str, theirs: str, how: str) -> str:
     for step in (3, 4):  # the second with the plan that DCP has kept
         planner = DefaultSavePlanner(enable_plan_caching=True)
         state_dict_saver.save(state, storage_writer=FireFlyerWriter(directory, step=step), planner=planner)
+    for step, writer in ((5, Full), (6, FireFlyerWriter)):  # the second with a plan that is of the one that failed
+        with contextlib.suppress(CheckpointException):
+            state_dict_saver.save(
+                state, storage_writer=writer(directory, step=step), planner=Planner(enable_plan_caching=True)
+            )
     return digest(net, optimizer)
 
 

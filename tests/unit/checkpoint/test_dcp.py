@@ -180,6 +180,32 @@ def test_nothing_is_overwritten_and_a_save_that_failed_leaves_nothing_that_looks
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"], "the next save removes what was left"
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("ckpt-1767225600000", 0),
+        ("ckpt-1767225600000000", 0),
+        ("step-1767225600000", 0),
+        ("ckpt-1000000000000", 10**12),
+    ],
+)
+def test_a_name_that_ends_in_a_time_is_a_name_without_a_step(tmp_path: Path, name: str, step: int) -> None:
+    save({"w": torch.ones(2)}, tmp_path / name)
+    assert decode_manifest((tmp_path / name / "manifest.json").read_bytes()).step == step
+    found = {"w": torch.zeros(2)}
+    load(found, tmp_path / name)
+    assert found["w"].tolist() == [1, 1]
+
+
+def test_text_that_json_cannot_hold_comes_back_and_a_name_of_it_is_refused(tmp_path: Path) -> None:
+    save({"file": "model\udcff", "w": torch.ones(2)}, tmp_path / "a")
+    found: dict[str, Any] = {"file": "", "w": torch.zeros(2)}
+    load(found, tmp_path / "a")
+    assert found["file"] == "model\udcff"
+    with pytest.raises(UsageError, match=r"the name of a value is the text .* no valid Unicode"):
+        save({"model\udcff": 5}, tmp_path / "b")
+
+
 def test_errors_of_the_one_line_are_dcps_and_those_of_our_calls_are_exceptions(tmp_path: Path) -> None:
     assert not issubclass(CheckpointException, Exception)
     with pytest.raises(CheckpointException):

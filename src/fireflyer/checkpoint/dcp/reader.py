@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import os
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -21,7 +23,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from fireflyer.base.errors import DataCorruption, NotFound
+from fireflyer.base.errors import DataCorruption, NotFound, StaleVersion
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.slices import Box, whole
@@ -31,6 +33,7 @@ from fireflyer.checkpoint.engine.ranges import Request, TensorReader
 from fireflyer.checkpoint.reader import open_checkpoint
 from fireflyer.checkpoint.storage import open_storage
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of, can_be_filled
+from fireflyer.native import crc32c
 
 __all__ = ["FireFlyerReader"]
 
@@ -38,6 +41,13 @@ _log = logging.getLogger(__name__)
 
 STAGED_BYTES: Final = 256 * MIB
 """What a load holds beside the state at a time, for tensors that cannot be filled where they are; or one of them."""
+
+
+class _Chosen(NamedTuple):
+    """The checkpoint that a rank has opened."""
+
+    name: str
+    manifest_crc32c: int
 
 
 class _Read(NamedTuple):
@@ -55,12 +65,14 @@ class FireFlyerReader(StorageReader):
         dcp.load(state, storage_reader=FireFlyerReader("checkpoints/step-00000100"))
         dcp.load(state, storage_reader=FireFlyerReader("checkpoints"))                  # the newest one
 
-    `path` is a checkpoint, a directory of checkpoints (then the newest with a readable manifest is taken), or a
-    checkpoint of DCP's own format (`.metadata` and `*.distcp`). Ranks read the ranges that they need and verify them;
-    of DCP's format there is nothing to verify. Objects that are no plain values are handed to the planner, which
-    unpickles them, only if `torch.load(weights_only=True)` takes them, unless `trust_pickles`.
+    `path` is a checkpoint, a directory of checkpoints (then the newest with a readable manifest is taken; all ranks
+    must find the same one), or a checkpoint of DCP's own format (`.metadata` and `*.distcp`). Ranks read the ranges
+    that they need and verify them; of DCP's format there is nothing to verify. Objects that are no plain values are
+    handed to the planner, which unpickles them, only if `torch.load(weights_only=True)` takes them, unless
+    `trust_pickles`.
 
-    Raises `NotFound` where there is no checkpoint, `DataCorruption`, and other `FireflyerError`s of the disk. DCP wraps
+    Raises `NotFound` where there is no checkpoint, `DataCorruption`, `StaleVersion` where ranks have found different
+    checkpoints as one was committed meanwhile, and other `FireflyerError`s of the disk. DCP wraps
     what a rank raises into `CheckpointException`, which is no `Exception`; `fireflyer.checkpoint.dcp.load` unwraps it.
     """
 
@@ -71,6 +83,7 @@ class FireFlyerReader(StorageReader):
         self._disk = disk
         self._tensors: TensorReader | None = None
         self._foreign: DcpFiles | None = None
+        self._chosen: _Chosen | None = None
         self.error: Exception | None = None
         """What went wrong when the checkpoint was opened: DCP tells only its text."""
 
@@ -81,7 +94,7 @@ class FireFlyerReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
             self._given = os.fspath(checkpoint_id)
-        self._tensors = self._foreign = self.error = None
+        self._tensors = self._foreign = self._chosen = self.error = None
 
     @property
     def checkpoint_id(self) -> str:
@@ -99,10 +112,12 @@ class FireFlyerReader(StorageReader):
         storage = open_storage(self._given, disk=self._disk)
         if is_dcp(storage):
             self._foreign = DcpFiles(storage, trust_pickles=self._trusts)
+            self._chosen = _Chosen(self._given, 0)
             return self._foreign.read_metadata()
         opened = open_checkpoint(self._given, self._disk)
         for skipped in opened.passed_over:
             _log.warning("checkpoint skipped name=%s reason=%s", skipped.name, skipped.reason)
+        self._chosen = _Chosen(opened.name, crc32c(msgspec.json.encode(opened.manifest)))
         reader = self._tensors = TensorReader(opened.disk, opened.root, opened.name, opened.manifest)
         of_dcp = opened.manifest.values.get(VALUES_KEY)
         of_dcp = of_dcp if isinstance(of_dcp, dict) else {}
@@ -126,9 +141,18 @@ class FireFlyerReader(StorageReader):
             self._foreign.set_up_storage_reader(metadata, is_coordinator)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        return dataclasses.replace(plan, storage_data=self._chosen)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Raises `StaleVersion` where ranks have opened different checkpoints, which DCP would load. Called by the
+        coordinator."""
+        chosen = sorted({plan.storage_data for plan in plans if isinstance(plan.storage_data, _Chosen)})
+        if len(chosen) > 1:
+            names = ", ".join(dict.fromkeys(each.name for each in chosen))
+            raise StaleVersion(
+                f"ranks have opened different checkpoints in {self._given} ({names}): one was written meanwhile; load "
+                "again, or name one of them"
+            )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

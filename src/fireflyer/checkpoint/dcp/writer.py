@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -27,12 +27,13 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from fireflyer.base.decoding import decode_json
-from fireflyer.base.errors import NoSpace, NotFound, UsageError
+from fireflyer.base.errors import DataCorruption, NoSpace, NotFound, UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.manifest import (
     Manifest,
     Saved,
     ShardRecord,
+    check_listed,
     decode_record,
     encode_record,
     version_of,
@@ -52,17 +53,21 @@ from fireflyer.checkpoint.tensors import bytes_of, spec_of
 
 __all__ = ["FireFlyerWriter"]
 
-_DIGITS = re.compile(r"([0-9]{1,13})$")
+_DIGITS = re.compile(r"[0-9]+$")
+_FEW: Final = 500_000
+"""So many tensors and slices, with names of usual length, any manifest can list."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
     """Sent by the coordinator with a rank's plan. DCP may send it once and use it again for later saves of the same
-    plan: then `directory` is of an earlier save."""
+    plan: then `directory` is of an earlier save, and may still be there where that failed."""
 
     rank: int
     world_size: int
     directory: str
+    save_id: Any
+    """What the rank's writer has put into its plan: of the save that the directory is of."""
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -80,8 +85,8 @@ class FireFlyerWriter(StorageWriter):
         dcp.save(state, checkpoint_id="checkpoints/100", storage_writer=FireFlyerWriter())
 
     `path` is the checkpoint, a directory that does not exist yet, or `ff://…/path` of 3FS; with `step` it is the
-    directory of all checkpoints. Without `step` the number at the end of the name is the step, or 0. Nothing is ever
-    overwritten.
+    directory of all checkpoints. Without `step` the number at the end of the name is the step, or 0 where there is none
+    or it is above `MAX_STEP`, as that of a time in milliseconds. Nothing is ever overwritten.
     Raises `UsageError` for a path that exists, a dtype that safetensors has no name for, and a name that begins with
     `own/`; `NoSpace` and other `FireflyerError`s of the disk. DCP wraps what a rank raises into `CheckpointException`,
     which is no `Exception`; `fireflyer.checkpoint.dcp.save` unwraps it.
@@ -131,16 +136,22 @@ class FireFlyerWriter(StorageWriter):
         if not name or name.startswith("."):
             raise UsageError(f"{self._given!r} is no name for a checkpoint; give a directory that does not exist yet")
         final, digits = parse_final(name), _DIGITS.search(name)
-        step = final.step if final is not None else int(digits[1]) if digits else 0
-        return parent or "/", name, step
+        step = final.step if final is not None else int(digits[0]) if digits else 0
+        return parent or "/", name, step if step <= MAX_STEP else 0
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
+        return dataclasses.replace(plan, storage_data=self._save_id) if plan.usable else plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        if sum(len(plan.items) for plan in plans) > _FEW:
+            check_listed(
+                (_spec(item, None), 1) for plan in plans for item in plan.items if item.tensor_data is not None
+            )
         self._directory = begin(self._disk, self._parent, self._name, self._save_id)
         return [
-            dataclasses.replace(plan, storage_data=_Place(rank, len(plans), self._directory)) if plan.usable else plan
+            dataclasses.replace(plan, storage_data=_Place(rank, len(plans), self._directory, plan.storage_data))
+            if plan.usable
+            else plan
             for rank, plan in enumerate(plans)
         ]
 
@@ -176,7 +187,7 @@ class FireFlyerWriter(StorageWriter):
         """The temporary directory of this save."""
         if self._is_coordinator:
             return self._directory
-        if self._disk.is_dir(f"{self._parent}/{target.directory}"):
+        if target.save_id == self._save_id and self._disk.is_dir(f"{self._parent}/{target.directory}"):
             return target.directory
         names = temporary_names(self._disk, self._parent, self._name)
         if len(names) != 1:
@@ -197,9 +208,18 @@ class FireFlyerWriter(StorageWriter):
         for rank, of_rank in enumerate(results):
             written = decode_json(of_rank[-1].storage_data, _Written)
             shards.append(decode_record(bytes(written.record), rank, len(results)))
+            self._check_written(shards[-1])
             values.update(written.values)
         manifest = _manifest(self._step, shards, values, metadata, saved_now())
         commit_manifest(self._disk, self._parent, self._name, self._directory, manifest)
+
+    def _check_written(self, shard: ShardRecord) -> None:
+        """Whether a rank has written where the coordinator commits."""
+        path = f"{self._parent}/{self._directory}/{shard.file}"
+        with contextlib.closing(self._disk.open(path)) as file:
+            size = file.size()
+        if size != shard.file_bytes:
+            raise DataCorruption(f"{path} has {size} bytes instead of {shard.file_bytes}")
 
 
 def _manifest(
@@ -248,7 +268,7 @@ def _resolve(
     return tensors, values
 
 
-def _spec(item: WriteItem, planner: SavePlanner) -> TensorSpec:
+def _spec(item: WriteItem, planner: SavePlanner | None) -> TensorSpec:
     data = item.tensor_data
     if data is None:
         raise UsageError(f"the plan says nothing about tensor {item.index.fqn[:80]!r}")
@@ -261,10 +281,10 @@ def _spec(item: WriteItem, planner: SavePlanner) -> TensorSpec:
     return TensorSpec(slice_name(name, box), plain.dtype, box.shape, Slice(name, shape, box.offset, axes, placements))
 
 
-def _layout(planner: SavePlanner, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _layout(planner: SavePlanner | None, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Mesh and placements, where the planner lets one look at the tensor."""
     with contextlib.suppress(AttributeError, KeyError, TypeError):
-        tensor = planner.state_dict[name]  # type: ignore[attr-defined]
+        tensor = planner.state_dict[name]  # type: ignore[union-attr]
         if isinstance(tensor, DTensor):
             return tuple(tensor.device_mesh.shape), tuple(map(str, tensor.placements))
     return (), ()
