@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
@@ -14,7 +15,7 @@ import click
 
 from fireflyer.base.errors import FireflyerError, PermanentError, UsageError
 
-__all__ = ["command_line", "own_say", "report", "report_failure", "run_detached"]
+__all__ = ["command_line", "own_say", "report", "report_failure", "run_detached", "tell"]
 
 MAX_REPORT_BYTES: Final = 1 << 16
 _REPORT_FD: Final = "--report-fd"
@@ -24,7 +25,7 @@ _FAILED: Final = "\0"
 
 def run_detached(arguments: Sequence[str], log_path: str) -> int:
     """Runs `ff` with these arguments but `-d`/`--detach`, and waits until it has called `report` or has failed: then
-    the error is the one that its log ends with."""
+    the error is the one that its log ends with. Interrupted, it ends what it has started."""
     from fireflyer.runtime.service_log import LOG_FILE_VARIABLE, make_room
 
     options = [one for one in arguments if one not in ("-d", "--detach")]
@@ -42,7 +43,11 @@ def run_detached(arguments: Sequence[str], log_path: str) -> int:
             start_new_session=True,
         )
         os.close(write_fd)
-        text = reported.read(MAX_REPORT_BYTES).decode()
+        try:
+            text = reported.read(MAX_REPORT_BYTES).decode()
+        except KeyboardInterrupt:
+            process.terminate()
+            raise
     failure = text.removeprefix(_FAILED) if text.startswith(_FAILED) else ""
     if text and not failure:
         click.echo(text, nl=False)
@@ -67,22 +72,30 @@ def own_say() -> Callable[[str], None]:
     from fireflyer.runtime.service_log import begin_log
 
     log = begin_log()
-    return functools.partial(click.echo, err=True) if log is None else log.say
+    return functools.partial(tell, err=True) if log is None else log.say
+
+
+def tell(text: str, *, err: bool = False) -> None:
+    """A line on the terminal. Never raises `OSError`: a service goes on when its terminal was closed."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=err)
 
 
 def report(report_fd: int | None, text: str) -> None:
-    """What the one who waits prints; on the terminal where nobody does."""
+    """What the one who waits prints, if it is still there; on the terminal where nobody does."""
     if report_fd is None:
-        click.echo(text, nl=False)
+        tell(text.removesuffix("\n"))
         return
-    os.write(report_fd, text.encode())
+    with contextlib.suppress(BrokenPipeError):
+        os.write(report_fd, text.encode())
     os.close(report_fd)
 
 
 def report_failure(report_fd: int | None, why: str) -> None:
     """Instead of `report`, by who may have no log that says it."""
     if report_fd is not None:
-        os.write(report_fd, f"{_FAILED}{why}".encode()[:MAX_REPORT_BYTES])
+        with contextlib.suppress(BrokenPipeError):
+            os.write(report_fd, f"{_FAILED}{why}".encode()[:MAX_REPORT_BYTES])
         os.close(report_fd)
 
 

@@ -6,12 +6,19 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import PermanentError
-from fireflyer.cli.platform.ending import until_stopped
+from fireflyer.cli.platform.ending import let_runs_leave, until_stopped
+from fireflyer.cluster import client
+from fireflyer.cluster.core.scheduler.model import Reservation
+from fireflyer.cluster.local.layout import PlatformLayout
 from fireflyer.runtime.processes.run_lock import END_NOW
 
 
@@ -76,3 +83,49 @@ def test_what_ends_it_by_itself_is_raised() -> None:
 
     with pytest.raises(PermanentError, match="crash looping"):
         asyncio.run(until_stopped(broken(), lambda: None, print))
+
+
+class Busy:
+    """A client of a platform with one node, whose task does not leave before Ctrl-C."""
+
+    def __init__(self, _connection: object) -> None:
+        self.windows: list[Reservation] = []
+        self.looks = 0
+        CLIENTS.append(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def all_nodes(self) -> Iterator[Any]:
+        self.looks += 1
+        if self.looks == 3:
+            raise KeyboardInterrupt
+        yield SimpleNamespace(name="agent-1", task=1)
+
+    def add_reservation(self, window: Reservation) -> None:
+        self.windows.append(window)
+
+    def reservations(self) -> list[Reservation]:
+        return self.windows
+
+    def remove_reservation(self, name: str) -> None:
+        self.windows = [one for one in self.windows if one.name != name]
+
+
+CLIENTS: list[Busy] = []
+
+
+def test_interrupted_while_runs_leave_it_opens_the_nodes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "Client", Busy)
+    monkeypatch.setattr(client, "read_connection", lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        let_runs_leave(PlatformLayout(str(tmp_path)), 60)
+    (asked,) = CLIENTS
+    assert asked.looks == 3
+    assert asked.windows == []
+    assert "its nodes take tasks again" in capsys.readouterr().out

@@ -291,6 +291,29 @@ def test_unused_and_frozen_parameters_stay_as_they_are() -> None:
     assert changed == [True, False, False, False]
 
 
+def test_a_parameter_that_is_unfrozen_later_is_trained_from_then_on() -> None:
+    """As in gradual unfreezing: first the head alone."""
+    torch.manual_seed(1)
+    theirs = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    theirs[0].requires_grad_(False)
+    ours = copy.deepcopy(theirs)
+    torchs = MAKERS["adamw"](theirs.parameters())
+    optimizer = StepInBackward(MAKERS["adamw"](ours.parameters()), max_norm=0.5)
+    for step in range(6):
+        if step == 2:
+            theirs[0].requires_grad_(True)
+            ours[0].requires_grad_(True)
+        inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+        for model in (theirs, ours):
+            model(inputs).square().sum().backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        for each in (torchs, optimizer):
+            each.step()
+            each.zero_grad()
+        assert same(list(ours.parameters()), list(theirs.parameters())), step
+        assert same(states(optimizer, ours), states(torchs, theirs)), step
+
+
 def test_state_dicts_of_torchs_optimizer_and_this_one_fit_each_other() -> None:
     pair = Pair(MAKERS["adamw"])
     pair.backward(0)

@@ -9,10 +9,9 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import counted
+from fireflyer.cli.detached import tell
 from fireflyer.runtime.processes.run_lock import END_NOW
 
 if TYPE_CHECKING:
@@ -64,12 +63,13 @@ async def until_stopped(
 
 
 def let_runs_leave(layout: PlatformLayout, grace_s: float) -> None:
-    """Asks all to save, and waits. A platform that does not answer is ended all the same."""
+    """Asks all to save, and waits. A platform that does not answer is ended all the same. Interrupted, nodes are open
+    again."""
     from fireflyer.cluster.client import Client, read_connection
-    from fireflyer.cluster.local.leaving import close_nodes, wait_until_free
+    from fireflyer.cluster.local.leaving import close_nodes, open_nodes, wait_until_free
 
     def on_change(busy: list[NodeView]) -> None:
-        click.echo(f"  {counted(len(busy), 'node')} left" if busy else "  all have left")
+        tell(f"  {counted(len(busy), 'node')} left" if busy else "  all have left")
 
     try:
         with Client(read_connection(layout.connection_file)) as client:
@@ -77,15 +77,20 @@ def let_runs_leave(layout: PlatformLayout, grace_s: float) -> None:
             if not busy:
                 return
             runs = len({node.task for node in busy})
-            click.echo(f"{counted(runs, 'task')} on {counted(len(busy), 'node')}: asked to save and to leave.")
-            busy = wait_until_free(client, grace_s, on_change)
+            tell(f"{counted(runs, 'task')} on {counted(len(busy), 'node')}: asked to save and to leave.")
+            try:
+                busy = wait_until_free(client, grace_s, on_change)
+            except KeyboardInterrupt:
+                open_nodes(client)
+                tell("interrupted: the platform goes on, and its nodes take tasks again")
+                raise
             if busy:
-                click.echo(
+                tell(
                     f"{counted(len({node.task for node in busy}), 'task')} had not left after {grace_s:.0f} s: killed, "
                     "and queued again at the next `ff up`."
                 )
     except FireflyerError as error:
-        click.echo(f"warning: runs cannot be asked to leave: {error.message}; they are killed", err=True)
+        tell(f"warning: runs cannot be asked to leave: {error.message}; they are killed", err=True)
 
 
 def kill_runs(layout: PlatformLayout, platform: LocalPlatform) -> bool:
@@ -94,5 +99,5 @@ def kill_runs(layout: PlatformLayout, platform: LocalPlatform) -> bool:
 
     ended = end_runs(layout, platform)
     if ended:
-        click.echo(f"Ended {counted(ended, 'process group')} of runs.")
+        tell(f"Ended {counted(ended, 'process group')} of runs.")
     return bool(ended)

@@ -11,23 +11,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from shlex import quote
 from typing import Final
 
-from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError
+from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, PermanentError, UsageError
 from fireflyer.base.events import Logged, decode_log
 from fireflyer.base.toml_text import to_toml
 from fireflyer.cluster.client import Client, Connection, read_connection
 from fireflyer.cluster.core.platform.views import RunView
 from fireflyer.cluster.local.layout import PlatformLayout
 from fireflyer.cluster.local.leaving import end_runs
+from fireflyer.identity.private_files import read_private_file, write_private_file
 from fireflyer.recipes.testbed.plan import ClusterPlan
 from fireflyer.runtime.processes.guarded import child_environment, start_with_parent_death_signal
-from fireflyer.runtime.processes.run_lock import END_NOW
+from fireflyer.runtime.processes.run_lock import END_NOW, seems_held
 
 __all__ = ["Cluster", "log_of", "running_cluster"]
 
 START_S: Final = 180.0
 STOP_S: Final = 60.0
+LOOK_S: Final = 0.1
+_MAX_ID_BYTES: Final = 128
 _READY: Final = "Ctrl-C"
 
 
@@ -69,23 +73,26 @@ def log_of(layout: PlatformLayout, run: RunView) -> list[Logged]:
 
 @contextlib.contextmanager
 def running_cluster(plan: ClusterPlan, directory: str, say: Callable[[str], None]) -> Iterator[Cluster]:
-    """A new one in `directory`, where an earlier one is removed; ended with the block, with all that it started. `say`
-    gets the lines that `ff up` prints, from a thread. Raises `PermanentError` where it does not come up."""
+    """A new one in `directory`, where an earlier one that a recipe made is removed; ended with the block, with all that
+    it started. `say` gets the lines that `ff up` prints, from a thread. Raises `PermanentError` where it does not come
+    up, and for what is in `directory` `UsageError` where no recipe made it, `Busy` where it is in use."""
     layout = PlatformLayout(directory)
-    _remove(layout)
+    _remove_earlier(layout)
     layout.make_directory()
-    settings = os.path.join(os.path.dirname(layout.directory), "up.toml")
+    settings = f"{layout.directory}.recipe.toml"
     with open(settings, "w", encoding="utf-8") as file:
         file.write(to_toml(_settings(plan, layout.directory)))
     process, lines = _start(settings)
     try:
         _wait(lines, process, say)
+        _note_made(layout)
         listening = threading.Thread(target=_pass_on, args=(lines, say), name="ff-up-said", daemon=True)
         listening.start()
         yield Cluster(layout, process.pid)
     finally:
         _stop(process)
         with contextlib.suppress(FireflyerError):
+            _note_made(layout)
             end_runs(layout, layout.load())
 
 
@@ -104,12 +111,44 @@ def _settings(plan: ClusterPlan, directory: str) -> dict[str, object]:
     }
 
 
-def _remove(layout: PlatformLayout) -> None:
-    """What a cluster that was killed has left still ends first. Raises `UsageError` for what is not ours."""
-    if layout.exists():
-        with contextlib.suppress(FireflyerError):
-            end_runs(layout, layout.load())
-        shutil.rmtree(layout.directory)
+def _remove_earlier(layout: PlatformLayout) -> None:
+    """What a cluster that was killed has left still ends first."""
+    if not layout.exists():
+        return
+    there = layout.load()
+    if _made(layout) != there.cluster:
+        raise UsageError(
+            f"{layout.directory} holds a platform that no recipe is known to have made, and is not replaced; choose "
+            f"another --directory, or end it with ff down --dir {quote(layout.directory)} and remove it"
+        )
+    _wait_until_ended(layout)
+    end_runs(layout, there)
+    shutil.rmtree(layout.directory)
+
+
+def _wait_until_ended(layout: PlatformLayout) -> None:
+    """`ff up` of a recipe that was killed ends by itself. Raises `Busy`."""
+    until_s = time.monotonic() + STOP_S
+    while seems_held(layout.lock_file):
+        if time.monotonic() >= until_s:
+            raise Busy(f"{layout.directory} is in use; end it with ff down --dir {quote(layout.directory)}")
+        time.sleep(LOOK_S)
+
+
+def _made_file(layout: PlatformLayout) -> str:
+    """Which platform a recipe has made. Beside its directory, in which `ff up` wants nothing of others."""
+    return f"{layout.directory}.made-by-recipe"
+
+
+def _note_made(layout: PlatformLayout) -> None:
+    write_private_file(_made_file(layout), layout.load().cluster.encode())
+
+
+def _made(layout: PlatformLayout) -> str:
+    try:
+        return read_private_file(_made_file(layout), _MAX_ID_BYTES).decode(errors="replace")
+    except FireflyerError:
+        return ""
 
 
 def _start(settings: str) -> tuple[subprocess.Popen[bytes], queue.Queue[str]]:

@@ -183,9 +183,9 @@ class LocalProcess:
         self._ended.set()
         if self._stopping:
             return
-        self._say(f"{self.name} died ({how}{last and f': {last}'}) and is started again")
         self._again = asyncio.get_running_loop().call_later(self._pause_s, self._restart)
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+        self._say(f"{self.name} died ({how}{last and f': {last}'}) and is started again")
 
     def _restart(self) -> None:
         try:

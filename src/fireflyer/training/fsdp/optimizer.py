@@ -139,9 +139,7 @@ class StepInBackward(torch.optim.Optimizer):
         number = len(self.param_groups) - 1
         for place, parameter in enumerate(self.param_groups[number]["params"]):
             if parameter.requires_grad:
-                name = f"parameter {place} of group {number}, shape {tuple(parameter.shape)}"
-                self._slots[parameter] = (number, Slot(name, parameter, self._rule))
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
+                self._watch(number, place, parameter)
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -163,9 +161,10 @@ class StepInBackward(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._watch_unfrozen()
         for _, slot in self._slots.values():
             self._take(slot)
-        slots = [(number, slot) for number, slot in self._slots.values() if slot.gradient is not None]
+        slots = [found for found in self._in_order() if found[1].gradient is not None]
         if not slots:
             self.outcome = StepOutcome(0.0, 1.0, True, 0, 0)
             return loss
@@ -219,6 +218,23 @@ class StepInBackward(torch.optim.Optimizer):
         self._handles.clear()
 
     # --- inside ---
+
+    def _watch(self, number: int, place: int, parameter: Any) -> None:
+        name = f"parameter {place} of group {number}, shape {tuple(parameter.shape)}"
+        self._slots[parameter] = (number, Slot(name, parameter, self._rule))
+        self._handles.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
+
+    def _watch_unfrozen(self) -> None:
+        """Parameters that were frozen until now, and have a gradient: they step in the next backward pass on."""
+        for number, group in enumerate(self.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter.grad is not None and parameter.requires_grad and parameter not in self._slots:
+                    self._watch(number, place, parameter)
+
+    def _in_order(self) -> list[tuple[int, Slot]]:
+        """Of the parameter groups, in which `clip_grad_norm_` adds norms."""
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        return [self._slots[parameter] for parameter in parameters if parameter in self._slots]
 
     @torch.no_grad()
     def _on_gradient(self, parameter: torch.Tensor) -> None:

@@ -174,6 +174,7 @@ class Pipeline:
         self._take(inputs, targets, shares)
         recorder = self._recorder
         recorder.begin()
+        self._shared.begin()
         for instruction in self._program:
             self._run(instruction)
         begin_ns = self._now_ns()

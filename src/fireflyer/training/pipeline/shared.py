@@ -9,7 +9,7 @@ at a time, so that beside the gradients there is never more than `SUM_BYTES` for
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -34,7 +34,11 @@ class _Tie(NamedTuple):
     name: str
     ranks: tuple[int, ...]
     copies: tuple[nn.Parameter, ...]
-    """Those of this rank, each once."""
+    """Those of this rank, each once. All are trained, on all ranks, or none."""
+
+    @property
+    def trained(self) -> bool:
+        return self.copies[0].requires_grad
 
 
 class _Span(NamedTuple):
@@ -56,12 +60,12 @@ class _Exchange(NamedTuple):
     def elements(self) -> int:
         return sum(tie.copies[0].numel() for tie in self.ties)
 
-    def pieces(self) -> Iterator[_Piece]:
-        """All elements, in messages of at most half of `SUM_BYTES`."""
+    def pieces(self, ties: Sequence[_Tie]) -> Iterator[_Piece]:
+        """All elements of these of its ties, in messages of at most half of `SUM_BYTES`."""
         limit = max(1, SUM_BYTES // 2 // self.ties[0].copies[0].element_size())
         spans: list[_Span] = []
         free = limit
-        for tie in self.ties:
+        for tie in ties:
             at, size = 0, tie.copies[0].numel()
             while at < size:
                 end = min(size, at + free)
@@ -145,11 +149,23 @@ class SharedGradients:
             self._exchanges.append(_Exchange(ranks, tuple(by_ranks[ranks, dtype]), first_tag + 2 * counts[ranks]))
             counts[ranks] += 1
         self.parameters = {id(copy) for tie in ties for copy in tie.copies}
+        self._before: list[tuple[nn.Parameter, torch.Tensor]] = []
+        """Gradients of earlier steps."""
         self._start_equal()
 
+    def begin(self) -> None:
+        """A step begins: gradients of earlier ones, which all copies have, are taken away until `sum`."""
+        self._before = []
+        for exchange in self._exchanges:
+            for copy in (copy for tie in exchange.ties if tie.trained for copy in tie.copies):
+                if copy.grad is not None:
+                    self._before.append((copy, copy.grad.clone()))  # what averages has the memory of `grad`
+                    copy.grad = None
+
     def sum(self) -> None:
-        """Puts the sum over all copies into `grad` of each; zeros where none has one."""
-        pieces = self._pieces()
+        """Puts the sum over all copies into `grad` of each, zeros where none has one, and adds what was there when the
+        step began. Frozen copies have none."""
+        pieces = self._pieces(trained=True)
         memory = deque(_Memory(max((piece.size_bytes for piece in pieces), default=0)) for _ in range(2))
         before: _Begun | None = None
         with torch.no_grad():
@@ -161,9 +177,17 @@ class SharedGradients:
                 before = begun
             if before is not None:
                 _finish(before)
+            for copy, earlier in self._before:
+                _gradient(copy).add_(earlier)
+        self._before = []
 
-    def _pieces(self) -> list[_Piece]:
-        return [piece for exchange in self._exchanges for piece in exchange.pieces()]
+    def _pieces(self, *, trained: bool) -> list[_Piece]:
+        """Of all ties, or of those that are trained."""
+        return [
+            piece
+            for exchange in self._exchanges
+            for piece in exchange.pieces([tie for tie in exchange.ties if tie.trained or not trained])
+        ]
 
     def _begin(self, piece: _Piece, memory: _Memory) -> _Begun:
         begun = _Begun(piece, [memory.of(piece, number) for number in range(len(piece.exchange.ranks))], [])
@@ -182,7 +206,7 @@ class SharedGradients:
         with torch.no_grad():
             for exchange in self._exchanges:
                 self._check_alike(exchange)
-            pieces = self._pieces()
+            pieces = self._pieces(trained=False)
             memory = _Memory(max((piece.size_bytes for piece in pieces), default=0))
             for piece in pieces:
                 self._take_first(piece, memory.of(piece, 0))
@@ -215,8 +239,8 @@ class SharedGradients:
                 names = ", ".join(tie.name for tie in exchange.ties[:8])
                 raise UsageError(
                     f"rank {self._comm.rank} holds {mine[0]} shared parameters ({names}) of {mine[1]} elements, rank "
-                    f"{rank} {told[0]} of {told[1]}, or in other shapes; give all ranks the same shared=, and stages "
-                    "of the same layers"
+                    f"{rank} {told[0]} of {told[1]}, or in other shapes, or frozen; give all ranks the same shared=, "
+                    "and stages of the same layers"
                 )
 
 
@@ -271,15 +295,17 @@ def _check_places(
                 )
 
 
-def _check_shapes(name: str, copies: Iterable[nn.Parameter]) -> None:
+def _check_shapes(name: str, copies: Collection[nn.Parameter]) -> None:
     kinds = {(tuple(copy.shape), copy.dtype) for copy in copies}
     if len(kinds) > 1:
         raise UsageError(f"{name} ties parameters of different shapes or dtypes: {sorted(map(str, kinds))}")
+    if len({copy.requires_grad for copy in copies}) > 1:
+        raise UsageError(f"{name} ties a frozen parameter to one that is trained; freeze all of them, or none")
 
 
 def _hash_of(tie: _Tie) -> int:
-    """Of the shape, the same in all processes."""
-    value = 1
+    """Of the shape, and whether it is trained; the same in all processes."""
+    value = 1 + tie.trained
     for size in tie.copies[0].shape:
         value = (value * 1_000_003 + size) % (1 << 61)
     return value

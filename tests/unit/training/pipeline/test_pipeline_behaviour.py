@@ -17,6 +17,7 @@ from tests.support.pipeline.models import (
     batch_of,
     gradients_of,
     layers_for,
+    loss_of,
     pipeline_of,
     schedule_of,
     worst_error,
@@ -110,6 +111,57 @@ def test_a_shared_embedding_and_head_get_the_sum_of_their_gradients(name: str, r
     assert worst_error(gradients, expected) <= 1e-10
     ends = [tensor for key, tensor in gradients.items() if key.startswith(("0.", f"{last + 2}."))]
     assert all(torch.equal(ends[0], other) for other in ends), "all copies have the same bits"
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
+def test_gradients_of_two_steps_add_up_in_copies_as_elsewhere(name: str) -> None:
+    schedule = schedule_of(name, 2, MICRO_BATCHES)
+    last = schedule.placement.stages - 1
+    tie = [(0, "0.weight"), (last, "0.weight")]
+
+    def body(comm: MailboxCommunicator) -> dict[str, torch.Tensor]:
+        pipeline = pipeline_of(schedule, comm, shared=[tie])
+        for step in range(2):
+            pipeline.step(*batch_of(step, MICRO_BATCHES))
+        return gradients_of(pipeline)
+
+    first, second = (alone(schedule, *batch_of(step, MICRO_BATCHES), tied=True)[1] for step in range(2))
+    expected = {key: first[key] + second[key] for key in first}
+    assert worst_error(merged(ended(run_pipeline(2, body))), expected) <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
+def test_frozen_copies_have_no_gradient_that_an_optimizer_would_step_by(name: str) -> None:
+    schedule = schedule_of(name, 2, MICRO_BATCHES)
+    last = schedule.placement.stages - 1
+    tie = [(0, "0.weight"), (last, "0.weight")]
+
+    def body(comm: MailboxCommunicator) -> list[tuple[bool, bool]]:
+        modules = pipeline_of(schedule, comm).modules
+        for (_, stage), module in modules.items():
+            if stage in (0, last):
+                module.get_parameter("0.weight").requires_grad_(False)
+        pipeline = Pipeline(schedule, modules, comm, loss=loss_of, shared=[tie])
+        pipeline.step(*batch_of(0, MICRO_BATCHES))
+        return [
+            (parameter.requires_grad, parameter.grad is None)
+            for module in pipeline.modules.values()
+            for parameter in module.parameters()
+        ]
+
+    for trained, without in itertools.chain.from_iterable(ended(run_pipeline(2, body))):
+        assert trained != without
+
+
+def test_a_frozen_parameter_that_is_tied_to_a_trained_one_is_refused() -> None:
+    def body(comm: MailboxCommunicator) -> None:
+        stage = nn.Linear(2, 2)
+        stage.weight.requires_grad_(comm.rank == 0)
+        SharedGradients(comm, looped(2), {(0, comm.rank): stage}, [[(0, "weight"), (1, "weight")]], 0)
+
+    for found in run_pipeline(2, body):
+        assert isinstance(found, UsageError)
+        assert "or frozen" in str(found)
 
 
 def test_the_sum_of_shared_gradients_takes_little_memory_and_adds_in_the_order_of_ranks(
