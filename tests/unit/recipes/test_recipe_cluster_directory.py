@@ -35,6 +35,11 @@ def start(layout: PlatformLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+def note_made(layout: PlatformLayout) -> None:
+    Path(cluster._own_directory(layout)).mkdir()
+    cluster._note_made(layout)
+
+
 def store_of(layout: PlatformLayout) -> Path:
     return Path(layout.directory) / "manager" / "store"
 
@@ -48,7 +53,7 @@ def test_a_platform_of_ff_up_is_not_replaced(layout: PlatformLayout, monkeypatch
 def test_nor_is_one_that_took_the_place_of_what_a_recipe_made(
     layout: PlatformLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster._note_made(layout)
+    note_made(layout)
     layout.save(new_platform(4, 1, 0))
     with pytest.raises(UsageError, match="no recipe is known to have made"):
         start(layout, monkeypatch)
@@ -59,7 +64,7 @@ def test_what_a_recipe_made_is_replaced_and_settings_of_the_user_stay(
     layout: PlatformLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "up.toml").write_text("agents = 2\n")
-    cluster._note_made(layout)
+    note_made(layout)
     with pytest.raises(PermanentError, match="not started here"):
         start(layout, monkeypatch)
     assert not store_of(layout).exists()
@@ -67,7 +72,7 @@ def test_what_a_recipe_made_is_replaced_and_settings_of_the_user_stay(
 
 
 def test_what_is_in_use_is_not_replaced(layout: PlatformLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster._note_made(layout)
+    note_made(layout)
     monkeypatch.setattr(cluster, "STOP_S", 0.0)
     with RunLock(layout.lock_file, "ff"), pytest.raises(Busy, match="ff down --dir"):
         start(layout, monkeypatch)

@@ -79,7 +79,8 @@ def running_cluster(plan: ClusterPlan, directory: str, say: Callable[[str], None
     layout = PlatformLayout(directory)
     _remove_earlier(layout)
     layout.make_directory()
-    settings = f"{layout.directory}.recipe.toml"
+    os.makedirs(_own_directory(layout), mode=0o700, exist_ok=True)
+    settings = os.path.join(_own_directory(layout), "up.toml")
     with open(settings, "w", encoding="utf-8") as file:
         file.write(to_toml(_settings(plan, layout.directory)))
     process, lines = _start(settings)
@@ -135,9 +136,14 @@ def _wait_until_ended(layout: PlatformLayout) -> None:
         time.sleep(LOOK_S)
 
 
+def _own_directory(layout: PlatformLayout) -> str:
+    """Of files of the recipe: beside that of the platform, in which `ff up` wants nothing of others."""
+    return f"{layout.directory}.recipe"
+
+
 def _made_file(layout: PlatformLayout) -> str:
-    """Which platform a recipe has made. Beside its directory, in which `ff up` wants nothing of others."""
-    return f"{layout.directory}.made-by-recipe"
+    """Which platform a recipe has made."""
+    return os.path.join(_own_directory(layout), "made")
 
 
 def _note_made(layout: PlatformLayout) -> None:
