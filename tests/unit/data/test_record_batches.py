@@ -54,7 +54,7 @@ def test_no_more_shards_and_indexes_stay_open_than_agreed(directory: str) -> Non
 
 @pytest.mark.parametrize("bounds", [{"max_open_shards": 16}, {"max_index_bytes": 16 * 16}])
 def test_a_batch_from_many_shards_opens_no_more_of_them_than_agreed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: dict[str, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda fd: None)
     wanted = [b"%08d" % number for number in range(300)]
@@ -62,7 +62,7 @@ def test_a_batch_from_many_shards_opens_no_more_of_them_than_agreed(
         for record in wanted:
             writer.add(record)
     order = np.random.default_rng(2).permutation(300)
-    with RecordSet(str(tmp_path), **bounds) as records:  # type: ignore[arg-type]
+    with RecordSet(str(tmp_path), **bounds) as records:
         assert len(records.shards) == 300
         with only_free(18):
             assert [bytes(one) for one in records.read_batch(order)] == [wanted[at] for at in order]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, Final, Literal, NamedTuple, cast
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -78,6 +79,9 @@ _UNNAMED: Final = "localhost"
 """What a node calls itself until it knows its name."""
 
 
+_File = gzip.GzipFile | io.BufferedReader
+
+
 class _Blocks:
     """Blocks of whole lines, without lines that are too long; the digest of all that was read."""
 
@@ -98,19 +102,19 @@ class _Blocks:
         except OSError as error:
             raise translate_os_error(error, f"read {self._path}") from error
 
-    def _opened(self) -> BinaryIO:
+    def _opened(self) -> _File:
         if os.path.isdir(self._path):
             raise UsageError(f"{self._path} is a directory; give a file")
         if self._path.endswith(".gz"):
-            return cast("BinaryIO", gzip.open(self._path, "rb"))
+            return gzip.open(self._path, "rb")
         return open(self._path, "rb")
 
-    def _read(self, file: BinaryIO) -> bytes:
+    def _read(self, file: _File) -> bytes:
         """At most `BLOCK_BYTES`; what an archive gives before it is damaged, too, which one large read would lose."""
         parts: list[bytes] = []
         left = 0 if self.cut else BLOCK_BYTES
         try:
-            while left > 0 and (part := file.read1(left)):  # type: ignore[attr-defined]
+            while left > 0 and (part := file.read1(left)):
                 parts.append(part)
                 left -= len(part)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
@@ -119,7 +123,7 @@ class _Blocks:
         self._hash.update(block)
         return block
 
-    def _of(self, file: BinaryIO) -> Iterator[bytes]:
+    def _of(self, file: _File) -> Iterator[bytes]:
         rest, skipping = b"", False
         while block := self._read(file):
             if skipping:  # the rest of a line that is too long

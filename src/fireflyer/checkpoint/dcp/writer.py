@@ -283,8 +283,8 @@ def _spec(item: WriteItem, planner: SavePlanner | None) -> TensorSpec:
 
 def _layout(planner: SavePlanner | None, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Mesh and placements, where the planner lets one look at the tensor."""
-    with contextlib.suppress(AttributeError, KeyError, TypeError):
-        tensor = planner.state_dict[name]  # type: ignore[union-attr]
-        if isinstance(tensor, DTensor):
-            return tuple(tensor.device_mesh.shape), tuple(map(str, tensor.placements))
-    return (), ()
+    state = getattr(planner, "state_dict", None)
+    tensor = state.get(name) if isinstance(state, Mapping) else None
+    if not isinstance(tensor, DTensor):
+        return (), ()
+    return tuple(tensor.device_mesh.shape), tuple(map(str, tensor.placements))
